@@ -6,10 +6,15 @@ use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    for input in ["rerun-if-env-changed=WALRELAY_COMMIT", "rerun-if-changed=build.rs"] {
+    for input in [
+        "rerun-if-env-changed=WALRELAY_COMMIT",
+        "rerun-if-changed=build.rs",
+    ] {
         println!("cargo::{input}");
     }
-    let given = env::var("WALRELAY_COMMIT").ok().filter(|commit| !commit.is_empty());
+    let given = env::var("WALRELAY_COMMIT")
+        .ok()
+        .filter(|commit| !commit.is_empty());
     // Each commit would otherwise compile the crate again, for every test.
     let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     if let Some(commit) = given.or_else(|| if is_release { commit() } else { None }) {
@@ -27,10 +32,20 @@ fn commit() -> Option<String> {
     if Path::new(&log).exists() {
         println!("cargo::rerun-if-changed={log}");
     }
-    git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+    git(&[
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ])
 }
 
 fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    let output = Command::new("git")
+        .args(arguments)
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }

@@ -50,7 +50,11 @@ const KEYWORDS: [(&str, &str, Use); 52] = [
     ("sslrootcert", "PGSSLROOTCERT", Use::Reads),
     ("sslcert", "PGSSLCERT", Use::Reads),
     ("sslkey", "PGSSLKEY", Use::Reads),
-    ("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Use::Reads),
+    (
+        "ssl_min_protocol_version",
+        "PGSSLMINPROTOCOLVERSION",
+        Use::Reads,
+    ),
     ("channel_binding", "PGCHANNELBINDING", Use::Reads),
     ("target_session_attrs", "PGTARGETSESSIONATTRS", Use::Reads),
     ("keepalives", "", Use::Reads),
@@ -68,21 +72,49 @@ const KEYWORDS: [(&str, &str, Use); 52] = [
     ("load_balance_hosts", "PGLOADBALANCEHOSTS", Use::Ignores),
     ("max_protocol_version", "PGMAXPROTOCOLVERSION", Use::Ignores),
     ("min_protocol_version", "PGMINPROTOCOLVERSION", Use::Ignores),
-    ("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Use::Ignores),
+    (
+        "ssl_max_protocol_version",
+        "PGSSLMAXPROTOCOLVERSION",
+        Use::Ignores,
+    ),
     ("sslcertmode", "PGSSLCERTMODE", Use::IgnoresUnlessRequired),
     ("sslcompression", "PGSSLCOMPRESSION", Use::Ignores),
     ("sslkeylogfile", "", Use::Ignores),
     ("sslsni", "PGSSLSNI", Use::Ignores),
     ("service", "PGSERVICE", NO_SERVICES),
     ("servicefile", "", NO_SERVICES),
-    ("replication", "", Use::Refuses("walrelay opens its replication session itself; leave it out")),
-    ("require_auth", "PGREQUIREAUTH", Use::Refuses("it is not supported; channel_binding=require comes nearest")),
-    ("requirepeer", "PGREQUIREPEER", Use::Refuses("it is not supported; protect the socket's directory instead")),
+    (
+        "replication",
+        "",
+        Use::Refuses("walrelay opens its replication session itself; leave it out"),
+    ),
+    (
+        "require_auth",
+        "PGREQUIREAUTH",
+        Use::Refuses("it is not supported; channel_binding=require comes nearest"),
+    ),
+    (
+        "requirepeer",
+        "PGREQUIREPEER",
+        Use::Refuses("it is not supported; protect the socket's directory instead"),
+    ),
     ("sslcrl", "PGSSLCRL", NO_CRLS),
     ("sslcrldir", "PGSSLCRLDIR", NO_CRLS),
-    ("sslpassword", "", Use::Refuses("encrypted keys are not supported; protect the key's file instead")),
-    ("sslnegotiation", "PGSSLNEGOTIATION", Use::Refuses("TLS is always negotiated the traditional way; leave it out")),
-    ("requiressl", "PGREQUIRESSL", Use::Refuses("it is obsolete; use sslmode")),
+    (
+        "sslpassword",
+        "",
+        Use::Refuses("encrypted keys are not supported; protect the key's file instead"),
+    ),
+    (
+        "sslnegotiation",
+        "PGSSLNEGOTIATION",
+        Use::Refuses("TLS is always negotiated the traditional way; leave it out"),
+    ),
+    (
+        "requiressl",
+        "PGREQUIRESSL",
+        Use::Refuses("it is obsolete; use sslmode"),
+    ),
     ("oauth_issuer", "", NO_OAUTH),
     ("oauth_client_id", "", NO_OAUTH),
     ("oauth_client_secret", "", NO_OAUTH),
@@ -195,7 +227,8 @@ pub(crate) struct Keepalive {
 }
 
 impl ConnInfo {
-    /// Reads `text` (URI or `keyword=value`), fills what is missing from the variables `env` knows, then from defaults.
+    /// Reads `text` (URI or `keyword=value`), fills what is missing from the variables `env` knows,
+    /// then from defaults.
     ///
     /// # Errors
     /// [`Kind::Config`], naming the key and never a value.
@@ -206,7 +239,8 @@ impl ConnInfo {
         assemble(&settings, env)
     }
 
-    /// The password for `target`: the one given, or the matching line of the password file, read now.
+    /// The password for `target`: the one given, or the matching line of the password file, read
+    /// now.
     pub(crate) fn password_for(&self, target: &Target) -> Result<Option<Secret>> {
         match (&self.password, &self.passfile) {
             (Some(password), _) => Ok(Some(password.clone())),
@@ -217,7 +251,11 @@ impl ConnInfo {
 
     /// The same for one of the servers, in whatever state it is.
     pub(crate) fn only(&self, target: &Target) -> ConnInfo {
-        ConnInfo { targets: vec![target.clone()], primary_only: false, ..self.clone() }
+        ConnInfo {
+            targets: vec![target.clone()],
+            primary_only: false,
+            ..self.clone()
+        }
     }
 
     /// `host:port/database as user`; several hosts with commas between them. Holds no secret.
@@ -226,24 +264,29 @@ impl ConnInfo {
         format!("{}/{} as {}", hosts.join(","), self.database, self.user)
     }
 
-    /// Why the connection is not protected against a network attacker; `None` where the server is verified or local.
+    /// Why the connection is not protected against a network attacker; `None` where the server is
+    /// verified or local.
     pub(crate) fn weakness(&self) -> Option<&'static str> {
         let remote = self.targets.iter().any(|target| match &target.host {
             Host::Unix(_) => false,
-            Host::Tcp { address: Some(address), .. } => !address.is_loopback(),
+            Host::Tcp {
+                address: Some(address),
+                ..
+            } => !address.is_loopback(),
             Host::Tcp { name, .. } => {
-                name != "localhost" && !IpAddr::from_str(name).is_ok_and(|address| address.is_loopback())
+                name != "localhost"
+                    && !IpAddr::from_str(name).is_ok_and(|address| address.is_loopback())
             }
         });
         match self.tls.mode {
             _ if !remote => None,
             SslMode::Disable => Some("the connection is not encrypted (sslmode=disable)"),
-            SslMode::Prefer => {
-                Some("the connection may be unencrypted, and the server is not verified (sslmode=prefer)")
-            }
-            SslMode::Require if self.tls.root.is_none() => {
-                Some("the connection is encrypted, but the server is not verified (sslmode=require)")
-            }
+            SslMode::Prefer => Some(
+                "the connection may be unencrypted, and the server is not verified (sslmode=prefer)",
+            ),
+            SslMode::Require if self.tls.root.is_none() => Some(
+                "the connection is encrypted, but the server is not verified (sslmode=require)",
+            ),
             SslMode::Require | SslMode::VerifyCa => {
                 Some("the server's certificate is verified, but not its name (sslmode=verify-ca)")
             }
@@ -258,7 +301,10 @@ struct Settings(BTreeMap<&'static str, String>);
 impl Settings {
     /// Keys and values of `text`. Errors show no part of it but the name of a key.
     fn read(&mut self, text: &str) -> Result<()> {
-        match ["postgresql://", "postgres://"].iter().find_map(|scheme| text.strip_prefix(scheme)) {
+        match ["postgresql://", "postgres://"]
+            .iter()
+            .find_map(|scheme| text.strip_prefix(scheme))
+        {
             Some(rest) => self.uri(rest),
             None if text.contains('=') => self.keywords(text),
             // As `psql orders` does.
@@ -268,7 +314,9 @@ impl Settings {
 
     /// `[user[:password]@][host[:port],…][/database][?key=value&…]`
     fn uri(&mut self, rest: &str) -> Result<()> {
-        let user_info = rest.find(['@', '/']).filter(|at| rest.get(*at..).is_some_and(|tail| tail.starts_with('@')));
+        let user_info = rest
+            .find(['@', '/'])
+            .filter(|at| rest.get(*at..).is_some_and(|tail| tail.starts_with('@')));
         let rest = match user_info.and_then(|at| rest.split_at_checked(at)) {
             None => rest,
             Some((credentials, tail)) => {
@@ -292,12 +340,20 @@ impl Settings {
             return Err(bad("a host of the Postgres connection contains a comma"));
         }
         for (key, list) in [("host", hosts), ("port", ports)] {
-            self.put(key, if list.iter().all(String::is_empty) { String::new() } else { list.join(",") })?;
+            self.put(
+                key,
+                if list.iter().all(String::is_empty) {
+                    String::new()
+                } else {
+                    list.join(",")
+                },
+            )?;
         }
         self.put("dbname", decode(database)?)?;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| bad("a parameter of the Postgres connection has no value"))?;
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| bad("a parameter of the Postgres connection has no value"))?;
             match (decode(key)?.as_str(), decode(value)?) {
                 // JDBC's form, which libpq takes as well.
                 ("ssl", value) if value == "true" => self.put("sslmode", "require".to_owned())?,
@@ -311,8 +367,9 @@ impl Settings {
     fn keywords(&mut self, text: &str) -> Result<()> {
         let mut rest = text;
         while !rest.is_empty() {
-            let (key, after) =
-                rest.split_once('=').ok_or_else(|| bad("a key of the Postgres connection has no value"))?;
+            let (key, after) = rest
+                .split_once('=')
+                .ok_or_else(|| bad("a key of the Postgres connection has no value"))?;
             let (value, after) = value(after.trim_start())?;
             self.put(key.trim_end(), value)?;
             rest = after.trim_start();
@@ -323,15 +380,25 @@ impl Settings {
     /// Adds one key of a connection string; the last one of a kind counts.
     fn put(&mut self, key: &str, value: String) -> Result<()> {
         if let Some((name, _, usage)) = KEYWORDS.iter().find(|(name, ..)| *name == key) {
-            return self
-                .take(name, *usage, value)
-                .map_err(|why| bad(format_args!("{key} of the Postgres connection cannot be used")).remedy(why));
+            return self.take(name, *usage, value).map_err(|why| {
+                bad(format_args!(
+                    "{key} of the Postgres connection cannot be used"
+                ))
+                .remedy(why)
+            });
         }
         // An unknown key may be a piece of a password that was not escaped.
-        let plain = key.len() <= 32 && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let plain = key.len() <= 32
+            && key
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         let shown = if plain { key } else { "(not shown)" };
-        Err(bad(format_args!("the Postgres connection has an unknown key: {shown}"))
-            .remedy("see https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS"))
+        Err(bad(format_args!(
+            "the Postgres connection has an unknown key: {shown}"
+        ))
+        .remedy(
+            "see https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS",
+        ))
     }
 
     /// Does with the value of a keyword as its use says. Gives the remedy if it is refused.
@@ -357,7 +424,8 @@ impl Settings {
             }
             if let Some(value) = env(variable).filter(|value| !value.is_empty()) {
                 self.take(name, usage, value).map_err(|why| {
-                    bad(format_args!("the variable {variable} cannot be used")).remedy(format!("unset it: {why}"))
+                    bad(format_args!("the variable {variable} cannot be used"))
+                        .remedy(format!("unset it: {why}"))
                 })?;
             }
         }
@@ -365,24 +433,37 @@ impl Settings {
     }
 
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key).map(String::as_str).filter(|value| !value.is_empty())
+        self.0
+            .get(key)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
     }
 
     fn parsed<T: FromStr>(&self, key: &str, what: &str) -> Result<Option<T>> {
         match self.get(key).map(|value| value.trim().parse()) {
             None => Ok(None),
             Some(Ok(value)) => Ok(Some(value)),
-            Some(Err(_)) => Err(bad(format_args!("{key} of the Postgres connection is not {what}"))),
+            Some(Err(_)) => Err(bad(format_args!(
+                "{key} of the Postgres connection is not {what}"
+            ))),
         }
     }
 
     /// The meaning of a value that is one of `words`, in whatever case.
     fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let known = words.iter().find(|(word, _)| word.eq_ignore_ascii_case(value)).map(|(_, meaning)| *meaning);
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let known = words
+            .iter()
+            .find(|(word, _)| word.eq_ignore_ascii_case(value))
+            .map(|(_, meaning)| *meaning);
         known.map(Some).ok_or_else(|| {
             let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-            bad(format_args!("{key} of the Postgres connection is none of {}", words.join(", ")))
+            bad(format_args!(
+                "{key} of the Postgres connection is none of {}",
+                words.join(", ")
+            ))
         })
     }
 }
@@ -393,14 +474,21 @@ fn bad(cause: impl fmt::Display) -> Error {
 
 fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result<ConnInfo> {
     if settings.0.values().any(|value| value.contains('\0')) {
-        return Err(bad("a value of the Postgres connection holds a NUL character"));
+        return Err(bad(
+            "a value of the Postgres connection holds a NUL character",
+        ));
     }
-    let home = env("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    let home = env("HOME")
+        .filter(|home| !home.is_empty())
+        .map(PathBuf::from);
     let user = match settings.get("user") {
         Some(user) => user.to_owned(),
         None => os_user(env).ok_or_else(|| {
-            bad("no user is given for the Postgres connection, and the operating system's user has no name")
-                .remedy("add user=… to the connection, or set PGUSER")
+            bad(
+                "no user is given for the Postgres connection, and the operating system's user has \
+                 no name",
+            )
+            .remedy("add user=… to the connection, or set PGUSER")
         })?,
     };
     let passfile = settings.get("passfile").map(PathBuf::from);
@@ -417,23 +505,38 @@ fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result
         keepalive: keepalive(settings)?,
         // A relay needs a server that a slot advances on; standbys are left to `any`.
         primary_only: settings
-            .word("target_session_attrs", &[("any", false), ("read-write", true), ("primary", true)])?
+            .word(
+                "target_session_attrs",
+                &[("any", false), ("read-write", true), ("primary", true)],
+            )?
             .unwrap_or(false),
     })
 }
 
 /// Hosts, addresses and ports are lists of one length, or one port for all.
 fn targets(settings: &Settings) -> Result<Vec<Target>> {
-    let list = |key| settings.get(key).map(|value| value.split(',').map(str::trim).collect::<Vec<_>>());
+    let list = |key| {
+        settings
+            .get(key)
+            .map(|value| value.split(',').map(str::trim).collect::<Vec<_>>())
+    };
     let names = list("host");
     let addresses = list("hostaddr");
     let count = names.as_ref().or(addresses.as_ref()).map_or(1, Vec::len);
-    if addresses.as_ref().is_some_and(|addresses| addresses.len() != count) {
-        return Err(bad("host and hostaddr of the Postgres connection list different numbers of servers"));
+    if addresses
+        .as_ref()
+        .is_some_and(|addresses| addresses.len() != count)
+    {
+        return Err(bad(
+            "host and hostaddr of the Postgres connection list different numbers of servers",
+        ));
     }
     let ports = list("port").unwrap_or_default();
     if ports.len() > 1 && ports.len() != count {
-        return Err(bad(format_args!("the Postgres connection names {count} hosts and {} ports", ports.len())));
+        return Err(bad(format_args!(
+            "the Postgres connection names {count} hosts and {} ports",
+            ports.len()
+        )));
     }
     let nth = |list: &Option<Vec<&str>>, index: usize| {
         let item = list.as_ref().and_then(|list| list.get(index).copied());
@@ -441,23 +544,35 @@ fn targets(settings: &Settings) -> Result<Vec<Target>> {
     };
     let mut targets = Vec::with_capacity(count);
     for index in 0..count {
-        let port = match ports.get(index).or(ports.first()).filter(|port| !port.is_empty()) {
+        let port = match ports
+            .get(index)
+            .or(ports.first())
+            .filter(|port| !port.is_empty())
+        {
             None => 5432,
-            Some(port) => port
-                .parse()
-                .ok()
-                .filter(|port| *port > 0)
-                .ok_or_else(|| bad("a port of the Postgres connection is not a number between 1 and 65535"))?,
+            Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+                bad("a port of the Postgres connection is not a number between 1 and 65535")
+            })?,
         };
-        let address = nth(&addresses, index).map(|text| text.parse::<IpAddr>()).transpose();
-        let address = address.map_err(|_| bad("hostaddr of the Postgres connection is not an IP address"))?;
+        let address = nth(&addresses, index)
+            .map(|text| text.parse::<IpAddr>())
+            .transpose();
+        let address =
+            address.map_err(|_| bad("hostaddr of the Postgres connection is not an IP address"))?;
         let host = match (nth(&names, index), address) {
-            (Some(directory), None) if directory.starts_with('/') => Host::Unix(PathBuf::from(directory)),
+            (Some(directory), None) if directory.starts_with('/') => {
+                Host::Unix(PathBuf::from(directory))
+            }
             (Some(name), _) if name.starts_with('@') => {
-                return Err(bad(format_args!("{name}: abstract Unix sockets are not supported")));
+                return Err(bad(format_args!(
+                    "{name}: abstract Unix sockets are not supported"
+                )));
             }
             (Some(name), address) => Host::Tcp { name, address },
-            (None, Some(address)) => Host::Tcp { name: address.to_string(), address: Some(address) },
+            (None, Some(address)) => Host::Tcp {
+                name: address.to_string(),
+                address: Some(address),
+            },
             (None, None) => default_host(port),
         };
         targets.push(Target { host, port });
@@ -465,11 +580,15 @@ fn targets(settings: &Settings) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Ten seconds unless given. Zero, libpq's "for ever", is taken as not given: a relay has to notice.
+/// Ten seconds unless given. Zero, libpq's "for ever", is taken as not given: a relay has to
+/// notice.
 fn connect_timeout(settings: &Settings) -> Result<Duration> {
     const DEFAULT: Duration = Duration::from_secs(10);
     let seconds = settings.parsed::<i64>("connect_timeout", "a number of seconds")?;
-    Ok(seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|s| *s > 0).map_or(DEFAULT, Duration::from_secs))
+    Ok(seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .filter(|s| *s > 0)
+        .map_or(DEFAULT, Duration::from_secs))
 }
 
 fn keepalive(settings: &Settings) -> Result<Keepalive> {
@@ -477,19 +596,27 @@ fn keepalive(settings: &Settings) -> Result<Keepalive> {
         let value = settings.parsed(key, &format!("a number{unit}"))?;
         Ok(value.filter(|value| *value > 0).unwrap_or(default))
     };
-    let seconds =
-        |key, default| -> Result<Duration> { Ok(Duration::from_secs(positive(key, " of seconds", default)?.into())) };
+    let seconds = |key, default| -> Result<Duration> {
+        Ok(Duration::from_secs(
+            positive(key, " of seconds", default)?.into(),
+        ))
+    };
     Ok(Keepalive {
         enabled: settings.parsed::<u32>("keepalives", "0 or 1")?.unwrap_or(1) != 0,
         idle: seconds("keepalives_idle", 10)?,
         interval: seconds("keepalives_interval", 5)?,
         retries: positive("keepalives_count", "", 3)?,
-        user_timeout: Duration::from_millis(positive("tcp_user_timeout", " of milliseconds", 30_000)?.into()),
+        user_timeout: Duration::from_millis(
+            positive("tcp_user_timeout", " of milliseconds", 30_000)?.into(),
+        ),
     })
 }
 
 fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
-    let in_home = |name: &str| home.map(|home| home.join(".postgresql").join(name)).filter(|path| path.exists());
+    let in_home = |name: &str| {
+        home.map(|home| home.join(".postgresql").join(name))
+            .filter(|path| path.exists())
+    };
     let root = match settings.get("sslrootcert") {
         Some("system") => Some(RootCert::System),
         Some(file) => Some(RootCert::File(PathBuf::from(file))),
@@ -504,30 +631,67 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
         ("verify-ca", SslMode::VerifyCa),
         ("verify-full", SslMode::VerifyFull),
     ];
-    let default = if system { SslMode::VerifyFull } else { SslMode::Prefer };
+    let default = if system {
+        SslMode::VerifyFull
+    } else {
+        SslMode::Prefer
+    };
     let mode = settings.word("sslmode", &modes)?.unwrap_or(default);
     if system && mode < SslMode::VerifyFull {
-        return Err(bad("sslrootcert=system trusts every public authority, so only sslmode=verify-full protects")
-            .remedy("use sslmode=verify-full"));
+        return Err(
+            bad("sslrootcert=system trusts every public authority, so only \
+                        sslmode=verify-full protects")
+            .remedy("use sslmode=verify-full"),
+        );
     }
     if root.is_none() && mode >= SslMode::VerifyCa {
-        return Err(bad("sslmode verify-ca and verify-full need to know which authorities to trust")
-            .remedy("add sslrootcert=FILE, or sslrootcert=system for those of the operating system"));
+        return Err(bad(
+            "sslmode verify-ca and verify-full need to know which authorities to trust",
+        )
+        .remedy("add sslrootcert=FILE, or sslrootcert=system for those of the operating system"));
     }
     let certificate = settings.get("sslcert").map(PathBuf::from);
     let key = settings.get("sslkey").map(PathBuf::from);
-    let client = match (certificate.or_else(|| in_home("postgresql.crt")), key.or_else(|| in_home("postgresql.key"))) {
+    let client = match (
+        certificate.or_else(|| in_home("postgresql.crt")),
+        key.or_else(|| in_home("postgresql.key")),
+    ) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        (Some(_), None) => return Err(bad("a client certificate is given, but not its key").remedy("add sslkey=FILE")),
-        (None, Some(_)) => return Err(bad("a client key is given, but no certificate").remedy("add sslcert=FILE")),
+        (Some(_), None) => {
+            return Err(
+                bad("a client certificate is given, but not its key").remedy("add sslkey=FILE")
+            );
+        }
+        (None, Some(_)) => {
+            return Err(bad("a client key is given, but no certificate").remedy("add sslcert=FILE"));
+        }
     };
     use ChannelBinding::{Disable, Prefer, Require};
-    let bindings = [("disable", Disable), ("prefer", Prefer), ("require", Require)];
-    let channel_binding = settings.word("channel_binding", &bindings)?.unwrap_or(Prefer);
-    let versions = [("TLSv1", false), ("TLSv1.1", false), ("TLSv1.2", false), ("TLSv1.3", true)];
-    let tls13_only = settings.word("ssl_min_protocol_version", &versions)?.unwrap_or(false);
-    Ok(TlsSettings { mode, root, client, channel_binding, tls13_only })
+    let bindings = [
+        ("disable", Disable),
+        ("prefer", Prefer),
+        ("require", Require),
+    ];
+    let channel_binding = settings
+        .word("channel_binding", &bindings)?
+        .unwrap_or(Prefer);
+    let versions = [
+        ("TLSv1", false),
+        ("TLSv1.1", false),
+        ("TLSv1.2", false),
+        ("TLSv1.3", true),
+    ];
+    let tls13_only = settings
+        .word("ssl_min_protocol_version", &versions)?
+        .unwrap_or(false);
+    Ok(TlsSettings {
+        mode,
+        root,
+        client,
+        channel_binding,
+        tls13_only,
+    })
 }
 
 /// The first of the usual socket directories with a server on `port` in it; else TCP.
@@ -536,47 +700,72 @@ fn default_host(port: u16) -> Host {
         .into_iter()
         .map(PathBuf::from)
         .find(|directory| directory.join(format!(".s.PGSQL.{port}")).exists())
-        .map_or_else(|| Host::Tcp { name: "localhost".to_owned(), address: None }, Host::Unix)
+        .map_or_else(
+            || Host::Tcp {
+                name: "localhost".to_owned(),
+                address: None,
+            },
+            Host::Unix,
+        )
 }
 
-/// Name of the user this process runs as: from the password database, else from the variables of a login.
+/// Name of the user this process runs as: from the password database, else from the variables of a
+/// login.
 fn os_user(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    let uid = fs::metadata("/proc/self").ok().map(|of_process| of_process.uid().to_string());
+    let uid = fs::metadata("/proc/self")
+        .ok()
+        .map(|of_process| of_process.uid().to_string());
     let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let by_uid = accounts.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         (fields.nth(1) == uid.as_deref()).then(|| name.to_owned())
     });
-    by_uid.or_else(|| env("LOGNAME")).or_else(|| env("USER")).filter(|name| !name.is_empty())
+    by_uid
+        .or_else(|| env("LOGNAME"))
+        .or_else(|| env("USER"))
+        .filter(|name| !name.is_empty())
 }
 
 fn host_and_port(server: &str) -> Result<(&str, &str)> {
     let Some(bracketed) = server.strip_prefix('[') else {
         return Ok(server.split_once(':').unwrap_or((server, "")));
     };
-    let (address, rest) = bracketed
-        .split_once(']')
-        .ok_or_else(|| bad("a bracket of an IPv6 address in the Postgres connection is not closed"))?;
+    let (address, rest) = bracketed.split_once(']').ok_or_else(|| {
+        bad("a bracket of an IPv6 address in the Postgres connection is not closed")
+    })?;
     match rest.strip_prefix(':') {
         Some(port) => Ok((address, port)),
         None if rest.is_empty() => Ok((address, "")),
-        None => Err(bad("there is something between the IPv6 address and the port of the Postgres connection")),
+        None => Err(bad(
+            "there is something between the IPv6 address and the port of the Postgres connection",
+        )),
     }
 }
 
 fn decode(text: &str) -> Result<String> {
-    let is_escape =
-        |behind: &str| behind.get(..2).is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
-    let decoded = percent_decode_str(text).decode_utf8().ok().filter(|_| text.split('%').skip(1).all(is_escape));
+    let is_escape = |behind: &str| {
+        behind
+            .get(..2)
+            .is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+    };
+    let decoded = percent_decode_str(text)
+        .decode_utf8()
+        .ok()
+        .filter(|_| text.split('%').skip(1).all(is_escape));
     decoded.map(Cow::into_owned).ok_or_else(|| {
-        bad("a percent sign in the Postgres connection is not followed by two hexadecimal digits of UTF-8")
+        bad(
+            "a percent sign in the Postgres connection is not followed by two hexadecimal digits \
+             of UTF-8",
+        )
     })
 }
 
 /// One value off the front of `text`.
 fn value(text: &str) -> Result<(String, &str)> {
-    let (quoted, body) = text.strip_prefix('\'').map_or((false, text), |body| (true, body));
+    let (quoted, body) = text
+        .strip_prefix('\'')
+        .map_or((false, text), |body| (true, body));
     let mut value = String::new();
     let mut chars = body.chars();
     loop {
@@ -592,27 +781,36 @@ fn value(text: &str) -> Result<(String, &str)> {
     }
 }
 
-/// Refuses a file that others may read, as libpq does with a private key: only its owner may, or root and a group.
-/// libpq refuses the latter for a password file, but Kubernetes and systemd provide secrets in this way.
+/// Refuses a file that others may read, as libpq does with a private key: only its owner may, or
+/// root and a group. libpq refuses the latter for a password file, but Kubernetes and systemd
+/// provide secrets in this way.
 pub(crate) fn check_private(metadata: &Metadata, what: &str, file: &Path) -> Result<()> {
     let allowed = if metadata.uid() == 0 { 0o640 } else { 0o600 };
     if metadata.mode() & 0o777 & !allowed == 0 {
         return Ok(());
     }
     let file = file.display();
-    Err(bad(format_args!("the {what} {file} can be read by others")).remedy(format_args!("chmod 600 {file}")))
+    Err(bad(format_args!("the {what} {file} can be read by others"))
+        .remedy(format_args!("chmod 600 {file}")))
 }
 
-/// The password for this connection, if the password file exists and has one: `host:port:database:user:password`, the
-/// first line that matches. <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+/// The password for this connection, if the password file exists and has one:
+/// `host:port:database:user:password`, the first line that matches.
+/// <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 fn password_in(file: &Path, target: &Target, database: &str, user: &str) -> Result<Option<Secret>> {
-    let Ok(metadata) = fs::metadata(file) else { return Ok(None) };
+    let Ok(metadata) = fs::metadata(file) else {
+        return Ok(None);
+    };
     if !metadata.is_file() {
         return Ok(None);
     }
     check_private(&metadata, "password file", file)?;
-    let text = fs::read_to_string(file)
-        .map_err(|error| bad(format_args!("the password file {} cannot be read: {error}", file.display())))?;
+    let text = fs::read_to_string(file).map_err(|error| {
+        bad(format_args!(
+            "the password file {} cannot be read: {error}",
+            file.display()
+        ))
+    })?;
     let host = match &target.host {
         Host::Tcp { name, .. } => name.as_str(),
         // A socket in the default directory goes by the name of the machine it is on.
@@ -620,7 +818,10 @@ fn password_in(file: &Path, target: &Target, database: &str, user: &str) -> Resu
         Host::Unix(directory) => directory.to_str().unwrap_or_default(),
     };
     let wanted = [host, &target.port.to_string(), database, user];
-    Ok(text.lines().find_map(|line| password_of(line, &wanted)).map(Secret::new))
+    Ok(text
+        .lines()
+        .find_map(|line| password_of(line, &wanted))
+        .map(Secret::new))
 }
 
 fn is_default(directory: &Path) -> bool {
@@ -643,8 +844,8 @@ fn password_of(line: &str, wanted: &[&str; 4]) -> Option<String> {
     (!password.is_empty()).then_some(password)
 }
 
-/// One field with its escapes undone, and what follows its colon. Only the last field may lack the colon, and in it a
-/// colon that was not escaped is part of the password.
+/// One field with its escapes undone, and what follows its colon. Only the last field may lack the
+/// colon, and in it a colon that was not escaped is part of the password.
 fn field(text: &str, colon: bool) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.chars();
@@ -664,7 +865,12 @@ mod tests {
     use super::*;
 
     fn parse_with(text: &str, variables: &[(&str, &str)]) -> Result<ConnInfo> {
-        let env = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        let env = |name: &str| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         ConnInfo::parse(Some(text), &env)
     }
 
@@ -677,7 +883,11 @@ mod tests {
             Ok(info) => panic!("{text} was taken as {info:?}"),
             Err(error) => {
                 assert_eq!(error.kind(), Kind::Config);
-                format!("{} / {}", error.cause(), error.what_to_do().unwrap_or_default())
+                format!(
+                    "{} / {}",
+                    error.cause(),
+                    error.what_to_do().unwrap_or_default()
+                )
             }
         }
     }
@@ -707,26 +917,41 @@ mod tests {
             ("postgres://u@h1,h2:7/d", "h1:5432,h2:7/d as u"),
             ("host=h1,h2 port=7 user=u dbname=d", "h1:7,h2:7/d as u"),
             ("host=h1,h2 port=7,8 user=u dbname=d", "h1:7,h2:8/d as u"),
-            ("postgres://u@[::1]:6000,[fe80::2]/d", "[::1]:6000,[fe80::2]:5432/d as u"),
+            (
+                "postgres://u@[::1]:6000,[fe80::2]/d",
+                "[::1]:6000,[fe80::2]:5432/d as u",
+            ),
             ("postgres://u@%2Fvar%2Frun:6000/d", "/var/run:6000/d as u"),
             ("postgres:///d?host=/run/pg&user=u", "/run/pg:5432/d as u"),
             ("user=u hostaddr=10.0.0.1 dbname=d", "10.0.0.1:5432/d as u"),
             ("postgres://u@h", "h:5432/u as u"),
-            ("host=h user=u keepalives=1 gssencmode=disable sslsni=0 client_encoding=auto", "h:5432/u as u"),
+            (
+                "host=h user=u keepalives=1 gssencmode=disable sslsni=0 client_encoding=auto",
+                "h:5432/u as u",
+            ),
         ] {
             assert_eq!(parse(text).describe(), described, "{text}");
             assert!(parse(text).names_server, "{text}");
         }
         assert!(!parse("postgres://ann@/shop").names_server);
         let target = parse("postgres:///d?host=/run/pg&user=u&port=77").targets[0].clone();
-        assert_eq!(target.socket_path(), Some(PathBuf::from("/run/pg/.s.PGSQL.77")));
+        assert_eq!(
+            target.socket_path(),
+            Some(PathBuf::from("/run/pg/.s.PGSQL.77"))
+        );
     }
 
     #[test]
     fn an_address_replaces_the_lookup_and_not_the_name() {
         let info = parse("host=db.example hostaddr=10.0.0.1 user=u");
         let address = Some("10.0.0.1".parse().unwrap());
-        assert_eq!(info.targets[0].host, Host::Tcp { name: "db.example".into(), address });
+        assert_eq!(
+            info.targets[0].host,
+            Host::Tcp {
+                name: "db.example".into(),
+                address
+            }
+        );
     }
 
     #[test]
@@ -743,7 +968,13 @@ mod tests {
         ];
         let info = parse_with("", &variables).unwrap();
         assert_eq!(info.describe(), "env.example:77/env_db as env_user");
-        assert_eq!(info.password_for(&info.targets[0]).unwrap().unwrap().expose(), "env_password");
+        assert_eq!(
+            info.password_for(&info.targets[0])
+                .unwrap()
+                .unwrap()
+                .expose(),
+            "env_password"
+        );
         assert_eq!(info.tls.mode, SslMode::Require);
         assert_eq!(info.options.as_deref(), Some("-c work_mem=1MB"));
         assert_eq!(info.connect_timeout, Duration::from_secs(3));
@@ -752,7 +983,13 @@ mod tests {
         assert_eq!(info.describe(), "h:1/d as ann");
         assert_eq!(info.tls.mode, SslMode::Disable);
         let info = parse_with("host=h", &[("PGHOSTADDR", "10.9.9.9"), ("PGUSER", "u")]).unwrap();
-        assert_eq!(info.targets[0].host, Host::Tcp { name: "h".into(), address: None });
+        assert_eq!(
+            info.targets[0].host,
+            Host::Tcp {
+                name: "h".into(),
+                address: None
+            }
+        );
     }
 
     #[test]
@@ -764,8 +1001,14 @@ mod tests {
                 Use::Ignores | Use::IgnoresUnlessRequired => assert!(taken.is_ok(), "{variable}"),
                 Use::Refuses(_) => {
                     assert!(refusal(&format!("host=h user=u {key}=x")).contains(key));
-                    assert!(variable.is_empty() || taken.unwrap_err().cause().contains(variable), "{variable}");
-                    assert!(parse_with("host=h user=u", &[(variable, "")]).is_ok(), "an empty {variable} is none");
+                    assert!(
+                        variable.is_empty() || taken.unwrap_err().cause().contains(variable),
+                        "{variable}"
+                    );
+                    assert!(
+                        parse_with("host=h user=u", &[(variable, "")]).is_ok(),
+                        "an empty {variable} is none"
+                    );
                 }
             }
         }
@@ -784,12 +1027,21 @@ mod tests {
             variable => format!("`{keyword}` (`{variable}`)"),
         };
         let row = |title: &str, is_of_row: fn(&Use) -> bool| {
-            let names: Vec<_> = KEYWORDS.iter().filter(|(.., usage)| is_of_row(usage)).map(name).collect();
+            let names: Vec<_> = KEYWORDS
+                .iter()
+                .filter(|(.., usage)| is_of_row(usage))
+                .map(name)
+                .collect();
             let row = format!("| {title} | {} |\n", names.join(", "));
-            assert!(manual.contains(&row), "docs/reference/configuration.md lacks {row}");
+            assert!(
+                manual.contains(&row),
+                "docs/reference/configuration.md lacks {row}"
+            );
         };
         row("reads", |usage| *usage == Use::Reads);
-        row("ignores", |usage| matches!(usage, Use::Ignores | Use::IgnoresUnlessRequired));
+        row("ignores", |usage| {
+            matches!(usage, Use::Ignores | Use::IgnoresUnlessRequired)
+        });
         row("refuses", |usage| matches!(usage, Use::Refuses(_)));
     }
 
@@ -847,7 +1099,10 @@ mod tests {
         let tls = |text: &str| parse(text).tls.clone();
         assert_eq!(tls("host=h user=u").mode, SslMode::Prefer);
         assert_eq!(tls("host=h user=u sslmode=allow").mode, SslMode::Prefer);
-        assert_eq!(tls("host=h user=u sslrootcert=system").mode, SslMode::VerifyFull);
+        assert_eq!(
+            tls("host=h user=u sslrootcert=system").mode,
+            SslMode::VerifyFull
+        );
         assert_eq!(tls("postgres://u@h/d?ssl=true").mode, SslMode::Require);
         assert!(tls("host=h user=u ssl_min_protocol_version=TLSv1.3").tls13_only);
         let home = tempfile::tempdir().unwrap();
@@ -855,8 +1110,15 @@ mod tests {
         for file in ["root.crt", "postgresql.crt", "postgresql.key"] {
             std::fs::write(home.path().join(".postgresql").join(file), "").unwrap();
         }
-        let info = parse_with("host=h user=u sslmode=verify-full", &[("HOME", home.path().to_str().unwrap())]).unwrap();
-        assert_eq!(info.tls.root, Some(RootCert::File(home.path().join(".postgresql/root.crt"))));
+        let info = parse_with(
+            "host=h user=u sslmode=verify-full",
+            &[("HOME", home.path().to_str().unwrap())],
+        )
+        .unwrap();
+        assert_eq!(
+            info.tls.root,
+            Some(RootCert::File(home.path().join(".postgresql/root.crt")))
+        );
         assert!(info.tls.client.is_some());
     }
 
@@ -885,19 +1147,48 @@ mod tests {
         let path = file.path().to_str().unwrap();
         let look_up = |text: &str| {
             let info = parse(&format!("{text} passfile={path}"));
-            info.password_for(&info.targets[0]).map(|found| found.map(|password| password.expose().to_owned()))
+            info.password_for(&info.targets[0])
+                .map(|found| found.map(|password| password.expose().to_owned()))
         };
-        assert_eq!(look_up("host=h dbname=d user=u").unwrap().as_deref(), Some("first"));
-        assert_eq!(look_up("host=h port=5433 dbname=d user=u").unwrap().as_deref(), Some("port"));
-        assert_eq!(look_up("host=h dbname=d user=a:b").unwrap().as_deref(), Some(r"colon:\end"));
-        assert_eq!(look_up("host=x dbname=y user=w").unwrap().as_deref(), Some("wild:card"));
-        assert_eq!(look_up("host=/tmp dbname=d user=s").unwrap().as_deref(), Some("socket"));
+        assert_eq!(
+            look_up("host=h dbname=d user=u").unwrap().as_deref(),
+            Some("first")
+        );
+        assert_eq!(
+            look_up("host=h port=5433 dbname=d user=u")
+                .unwrap()
+                .as_deref(),
+            Some("port")
+        );
+        assert_eq!(
+            look_up("host=h dbname=d user=a:b").unwrap().as_deref(),
+            Some(r"colon:\end")
+        );
+        assert_eq!(
+            look_up("host=x dbname=y user=w").unwrap().as_deref(),
+            Some("wild:card")
+        );
+        assert_eq!(
+            look_up("host=/tmp dbname=d user=s").unwrap().as_deref(),
+            Some("socket")
+        );
         assert_eq!(look_up("host=x dbname=y user=z").unwrap(), None);
-        assert_eq!(look_up("host=h dbname=d user=u password=given").unwrap().as_deref(), Some("given"));
-        let permit = |mode| std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(
+            look_up("host=h dbname=d user=u password=given")
+                .unwrap()
+                .as_deref(),
+            Some("given")
+        );
+        let permit = |mode| {
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap()
+        };
         permit(0o640);
         let is_of_root = std::fs::metadata(file.path()).unwrap().uid() == 0;
-        assert_eq!(look_up("host=h dbname=d user=u").is_ok(), is_of_root, "readable by its group");
+        assert_eq!(
+            look_up("host=h dbname=d user=u").is_ok(),
+            is_of_root,
+            "readable by its group"
+        );
         permit(0o644);
         let error = look_up("host=h dbname=d user=u").unwrap_err();
         assert!(error.what_to_do().unwrap().starts_with("chmod 600"));

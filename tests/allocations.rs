@@ -1,5 +1,6 @@
-//! What an event costs in allocations, from a message of the slot to its ack: the same on every machine, unlike time.
-//! Counted on the thread of the one loop; what librdkafka allocates by itself is not.
+//! What an event costs in allocations, from a message of the slot to its ack: the same on every
+//! machine, unlike time. Counted on the thread of the one loop; what librdkafka allocates by itself
+//! is not.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +16,12 @@ use walrelay_core::publisher::pipeline::Pipeline;
 use crate::support::pgoutput;
 use crate::support::wait::LIMIT;
 
-/// Allocations of one event, in hundredths. Where this goes up, say in the commit what it buys; where it goes down,
-/// lower it.
+/// Allocations of one event, in hundredths. Where this goes up, say in the commit what it buys;
+/// where it goes down, lower it.
 const HUNDREDTHS_PER_EVENT: u64 = 100;
 const SLACK: u64 = 10;
-/// Batches of acks differ from round to round, and each takes a few: the round with the fewest counts.
+/// Batches of acks differ from round to round, and each takes a few: the round with the fewest
+/// counts.
 const ROUNDS: usize = 5;
 
 const TABLE_OID: u32 = 16_384;
@@ -37,14 +39,24 @@ impl Stream {
     fn next(&mut self, transactions: u64) -> Vec<(Lsn, Vec<u8>)> {
         let mut messages = Vec::new();
         for _ in 0..transactions {
-            let (commit, end) = (self.wal + 8_000, self.wal + 8_064);
+            let commit = self.wal + 8_000;
+            let end = self.wal + 8_064;
             messages.push((Lsn::new(commit), pgoutput::begin(commit, 7)));
             for at in 0..PER_TRANSACTION {
                 self.row += 1;
                 let id = format!("00000000-0000-4000-8000-{:012}", self.row);
                 let payload = format!(r#"{{"seq": {}, "note": "{}"}}"#, self.row, "n".repeat(270));
-                let values = [&id, "order", &format!("aggregate-{}", self.row % 1_000), "OrderCreated", &payload];
-                messages.push((Lsn::new(self.wal + at * 80), pgoutput::insert(TABLE_OID, &values)));
+                let values = [
+                    &id,
+                    "order",
+                    &format!("aggregate-{}", self.row % 1_000),
+                    "OrderCreated",
+                    &payload,
+                ];
+                messages.push((
+                    Lsn::new(self.wal + at * 80),
+                    pgoutput::insert(TABLE_OID, &values),
+                ));
             }
             messages.push((Lsn::new(end), pgoutput::commit(commit, end)));
             self.wal = end;
@@ -64,7 +76,9 @@ async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) 
             pipeline.publisher.delivered().unwrap();
         }
     };
-    tokio::time::timeout(LIMIT, acked).await.expect("not all was acked in time");
+    tokio::time::timeout(LIMIT, acked)
+        .await
+        .expect("not all was acked in time");
     pipeline.publisher.ledger.take_finished();
 }
 
@@ -81,14 +95,22 @@ fn hundredths_per_event(outbox: OutboxConfig) -> u64 {
     let setup = Setup {
         slot: "counted".parse().unwrap(),
         outboxes: vec![outbox],
-        limits: Limits { events: 100_000, bytes: 64 << 20, each: 0 },
+        limits: Limits {
+            events: 100_000,
+            bytes: 64 << 20,
+            each: 0,
+        },
         delivery: DeliveryConfig::default(),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let _in_it = runtime.enter();
     let sink = KafkaSink::connect(&kafka).unwrap();
     let start = Position::at(Lsn::new(1_000));
-    let mut pipeline = Pipeline::new(&setup, start, start, None, sink, std::time::Duration::ZERO).unwrap();
+    let mut pipeline =
+        Pipeline::new(&setup, start, start, None, sink, std::time::Duration::ZERO).unwrap();
     pipeline.publisher.set_origin("7000000000000000000", 1);
     let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25));
     let mut stream = Stream { wal: 1_000, row: 0 };
@@ -100,7 +122,8 @@ fn hundredths_per_event(outbox: OutboxConfig) -> u64 {
 
     let counted = (0..ROUNDS).map(|_| {
         let messages = stream.next(TRANSACTIONS);
-        allocation_counter::measure(|| runtime.block_on(relay(&mut pipeline, &messages))).count_total
+        allocation_counter::measure(|| runtime.block_on(relay(&mut pipeline, &messages)))
+            .count_total
     });
     counted.min().unwrap() * 100 / (TRANSACTIONS * PER_TRANSACTION)
 }
@@ -123,9 +146,16 @@ fn a_trace_context_costs_what_another_header_costs_without_a_collector() {
     let with_header = |name: &str| {
         let mut outbox = OutboxConfig::default();
         let context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        outbox.route.headers.push((name.to_owned(), context.parse().unwrap()));
+        outbox
+            .route
+            .headers
+            .push((name.to_owned(), context.parse().unwrap()));
         hundredths_per_event(outbox)
     };
-    let (trace, other) = (with_header("traceparent"), with_header("tracestates"));
-    assert!(trace.abs_diff(other) <= SLACK, "{trace} and {other} hundredths");
+    let trace = with_header("traceparent");
+    let other = with_header("tracestates");
+    assert!(
+        trace.abs_diff(other) <= SLACK,
+        "{trace} and {other} hundredths"
+    );
 }

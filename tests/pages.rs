@@ -1,4 +1,5 @@
-//! README, the pages of `docs` and of `examples`: links, commands and configurations, and the table of commands.
+//! README, the pages of `docs` and of `examples`: links, commands and configurations, and the table
+//! of commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -58,20 +59,28 @@ impl Page {
 
     fn read(path: PathBuf) -> Page {
         let text = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
-        Page { path: path.to_str().unwrap().to_owned(), text }
+        Page {
+            path: path.to_str().unwrap().to_owned(),
+            text,
+        }
     }
 
     /// The blocks between fences, without the indentation of their first line.
     pub(crate) fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
-        let (mut inside, mut indent) = (false, 0);
+        let mut inside = false;
+        let mut indent = 0;
         for (at, line) in self.text.lines().enumerate() {
             if let Some(language) = line.trim_start().strip_prefix("```") {
                 inside = !inside;
                 indent = line.len() - line.trim_start().len();
                 if inside {
                     let place = format!("{}:{}", self.path, at + 1);
-                    blocks.push(Block { place, language: language.to_owned(), text: String::new() });
+                    blocks.push(Block {
+                        place,
+                        language: language.to_owned(),
+                        text: String::new(),
+                    });
                 }
             } else if inside {
                 let block = blocks.last_mut().unwrap();
@@ -96,14 +105,28 @@ impl Page {
     pub(crate) fn spans(&self) -> Vec<String> {
         let lines: Vec<&str> = self.prose().map(|(_, line)| line.trim()).collect();
         let paragraphs = lines.join("\n").replace("\n\n", "\0").replace('\n', " ");
-        paragraphs.split('\0').flat_map(|text| text.split('`').skip(1).step_by(2).map(str::to_owned)).collect()
+        paragraphs
+            .split('\0')
+            .flat_map(|text| text.split('`').skip(1).step_by(2).map(str::to_owned))
+            .collect()
     }
 
     /// The headings, as a link names them.
     fn anchors(&self) -> BTreeSet<String> {
         let kept = |character: &char| character.is_alphanumeric() || "-_ ".contains(*character);
-        let titles = self.prose().filter_map(|(_, line)| Some(line.strip_prefix('#')?.trim_start_matches('#').trim()));
-        titles.map(|title| title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+        let titles = self
+            .prose()
+            .filter_map(|(_, line)| Some(line.strip_prefix('#')?.trim_start_matches('#').trim()));
+        titles
+            .map(|title| {
+                title
+                    .to_lowercase()
+                    .chars()
+                    .filter(kept)
+                    .collect::<String>()
+                    .replace(' ', "-")
+            })
+            .collect()
     }
 }
 
@@ -114,7 +137,11 @@ pub(crate) fn anchors(path: &str) -> BTreeSet<String> {
 
 /// All blocks of all pages in `language`.
 pub(crate) fn blocks(language: &str) -> Vec<Block> {
-    let of_language = |page: Page| page.blocks().into_iter().filter(move |block| block.language == language);
+    let of_language = |page: Page| {
+        page.blocks()
+            .into_iter()
+            .filter(move |block| block.language == language)
+    };
     Page::all().into_iter().flat_map(of_language).collect()
 }
 
@@ -126,23 +153,44 @@ fn none(rule: &str, wrong: Vec<String>) {
 #[test]
 fn every_relative_link_leads_somewhere() {
     let mut pages = Page::all();
-    let others =
-        ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benches/results/benchmarks.md", "tests/debezium/README.md"];
+    let others = [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "benches/results/benchmarks.md",
+        "tests/debezium/README.md",
+    ];
     pages.extend(others.map(|path| Page::read(PathBuf::from(path))));
     let mut wrong = Vec::new();
     for page in &pages {
-        let folder = Path::new(ROOT).join(&page.path).parent().map(PathBuf::from).unwrap();
+        let folder = Path::new(ROOT)
+            .join(&page.path)
+            .parent()
+            .map(PathBuf::from)
+            .unwrap();
         for (at, line) in page.prose() {
-            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            for target in line
+                .split("](")
+                .skip(1)
+                .filter_map(|rest| rest.split(')').next())
+            {
                 let (path, heading) = target.split_once('#').unwrap_or((target, ""));
                 if target.contains("://") || target.starts_with("mailto:") {
                     continue;
                 }
-                let leads_to = if path.is_empty() { Path::new(ROOT).join(&page.path) } else { folder.join(path) };
+                let leads_to = if path.is_empty() {
+                    Path::new(ROOT).join(&page.path)
+                } else {
+                    folder.join(path)
+                };
                 if !leads_to.exists() {
                     wrong.push(format!("{}:{}: {target}", page.path, at + 1));
                 } else if !heading.is_empty() && !Page::read(leads_to).anchors().contains(heading) {
-                    wrong.push(format!("{}:{}: {target} has no such heading", page.path, at + 1));
+                    wrong.push(format!(
+                        "{}:{}: {target} has no such heading",
+                        page.path,
+                        at + 1
+                    ));
                 }
             }
         }
@@ -153,10 +201,21 @@ fn every_relative_link_leads_somewhere() {
 #[test]
 fn the_site_has_every_page() {
     let summary = Page::read(PathBuf::from("docs/SUMMARY.md"));
-    let links: BTreeSet<&str> = summary.text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
-    let name = |page: Page| page.path.strip_prefix("docs/").map_or(format!("../{}", page.path), str::to_owned);
-    let missing =
-        Page::all().into_iter().map(name).filter(|name| name != "SUMMARY.md" && !links.contains(name.as_str()));
+    let links: BTreeSet<&str> = summary
+        .text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+        .collect();
+    let name = |page: Page| {
+        page.path
+            .strip_prefix("docs/")
+            .map_or(format!("../{}", page.path), str::to_owned)
+    };
+    let missing = Page::all()
+        .into_iter()
+        .map(name)
+        .filter(|name| name != "SUMMARY.md" && !links.contains(name.as_str()));
     none("pages that docs/SUMMARY.md lacks", missing.collect());
 }
 
@@ -166,17 +225,32 @@ fn every_block_has_a_language_that_a_test_reads_or_need_not() {
         let language = block.language.as_str();
         READ.contains(&language) || PROGRAMS.contains(&language) || language == NOT_READ
     };
-    let unknown = Page::all().into_iter().flat_map(|page| page.blocks()).filter(|block| !known(block));
-    none("blocks in other languages", unknown.map(|block| format!("{}: {:?}", block.place, block.language)).collect());
+    let unknown = Page::all()
+        .into_iter()
+        .flat_map(|page| page.blocks())
+        .filter(|block| !known(block));
+    none(
+        "blocks in other languages",
+        unknown
+            .map(|block| format!("{}: {:?}", block.place, block.language))
+            .collect(),
+    );
 }
 
 #[test]
 fn every_block_of_yaml_json_and_properties_can_be_read() {
     let error = |language: &str, text: &str| match language {
-        "yaml" => yaml_serde::from_str::<yaml_serde::Value>(text).err().map(|error| error.to_string()),
-        "json" => serde_json::from_str::<serde_json::Value>(text).err().map(|error| error.to_string()),
+        "yaml" => yaml_serde::from_str::<yaml_serde::Value>(text)
+            .err()
+            .map(|error| error.to_string()),
+        "json" => serde_json::from_str::<serde_json::Value>(text)
+            .err()
+            .map(|error| error.to_string()),
         _ => {
-            let pair = |line: &str| line.split_once('=').is_some_and(|(key, _)| !key.contains(' '));
+            let pair = |line: &str| {
+                line.split_once('=')
+                    .is_some_and(|(key, _)| !key.contains(' '))
+            };
             text.lines().find(|line| !pair(line)).map(str::to_owned)
         }
     };
@@ -184,9 +258,13 @@ fn every_block_of_yaml_json_and_properties_can_be_read() {
     for language in ["yaml", "json", "properties"] {
         let blocks = blocks(language);
         assert!(!blocks.is_empty(), "{language}");
-        wrong.extend(
-            blocks.iter().filter_map(|block| Some(format!("{}: {}", block.place, error(language, &block.text)?))),
-        );
+        wrong.extend(blocks.iter().filter_map(|block| {
+            Some(format!(
+                "{}: {}",
+                block.place,
+                error(language, &block.text)?
+            ))
+        }));
     }
     none("blocks that cannot be read", wrong);
 }
@@ -205,7 +283,10 @@ fn every_line_of_a_program_is_one_of_the_examples() {
     let mut programs = String::new();
     let mut folders = vec![Path::new(ROOT).join("examples")];
     while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+        for path in fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+        {
             if path.is_dir() {
                 folders.push(path);
             } else {
@@ -216,8 +297,14 @@ fn every_line_of_a_program_is_one_of_the_examples() {
     let lines: BTreeSet<&str> = programs.lines().map(str::trim).collect();
     let mut wrong = Vec::new();
     for block in PROGRAMS.into_iter().flat_map(blocks) {
-        let is_other = NOT_OF_A_PROGRAM.iter().any(|(first, _)| block.text.starts_with(first));
-        let unknown = block.text.lines().map(str::trim).find(|line| !is_other && !lines.contains(line));
+        let is_other = NOT_OF_A_PROGRAM
+            .iter()
+            .any(|(first, _)| block.text.starts_with(first));
+        let unknown = block
+            .text
+            .lines()
+            .map(str::trim)
+            .find(|line| !is_other && !lines.contains(line));
         wrong.extend(unknown.map(|line| format!("{}: {line}", block.place)));
     }
     none("lines that no program of examples has", wrong);
@@ -236,18 +323,37 @@ fn asked(commands: &[&str], system: &str) -> Result<(), String> {
     command("dirname", "echo ${1%/*}");
     commands.iter().for_each(|name| command(name, ""));
     let script = Path::new(ROOT).join("scripts/prerequisites");
-    let ran = Command::new(script).arg("--minimal").env_clear().env("PATH", folder.path()).output().unwrap();
-    if ran.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ran.stderr).into_owned()) }
+    let ran = Command::new(script)
+        .arg("--minimal")
+        .env_clear()
+        .env("PATH", folder.path())
+        .output()
+        .unwrap();
+    if ran.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&ran.stderr).into_owned())
+    }
 }
 
 #[test]
 fn the_demo_asks_macos_for_no_tools_of_linux() {
     let nothing = asked(&[], "Darwin").unwrap_err();
     assert!(nothing.contains(" g++ make cmake perl"), "{nothing}");
-    assert!(nothing.contains("brew install cmake postgresql"), "{nothing}");
+    assert!(
+        nothing.contains("brew install cmake postgresql"),
+        "{nothing}"
+    );
     let of_linux = ["util-linux", "pkg-config", "-dev", "apt-get", "procps"];
-    assert!(!of_linux.iter().any(|word| nothing.contains(word)), "{nothing}");
-    asked(&["g++", "make", "cmake", "perl", "postgres", "cargo"], "Darwin").unwrap();
+    assert!(
+        !of_linux.iter().any(|word| nothing.contains(word)),
+        "{nothing}"
+    );
+    asked(
+        &["g++", "make", "cmake", "perl", "postgres", "cargo"],
+        "Darwin",
+    )
+    .unwrap();
 }
 
 /// What a configuration of the pages leaves to its reader.
@@ -270,19 +376,35 @@ fn walrelay_accepts_every_configuration() {
     let mut wrong = Vec::new();
     let of_values = blocks("yaml").into_iter().filter_map(|block| {
         let (_, rest) = block.text.split_once("config: |\n")?;
-        let lines: Vec<&str> = rest.lines().take_while(|line| line.is_empty() || line.starts_with("  ")).collect();
-        Some(Block { text: lines.join("\n").replace("\n  ", "\n"), ..block })
+        let lines: Vec<&str> = rest
+            .lines()
+            .take_while(|line| line.is_empty() || line.starts_with("  "))
+            .collect();
+        Some(Block {
+            text: lines.join("\n").replace("\n  ", "\n"),
+            ..block
+        })
     });
     let all: Vec<Block> = blocks("toml").into_iter().chain(of_values).collect();
     assert!(all.len() > 10, "{} configurations", all.len());
     for Block { place, text, .. } in all {
-        let settings = Settings::new(&Flags::new(), &environment(&text), Some(&ConfigFile::new(&place, &text)));
-        wrong.extend(settings.and_then(|settings| settings.config(false)).err().map(|error| error.to_string()));
+        let settings = Settings::new(
+            &Flags::new(),
+            &environment(&text),
+            Some(&ConfigFile::new(&place, &text)),
+        );
+        wrong.extend(
+            settings
+                .and_then(|settings| settings.config(false))
+                .err()
+                .map(|error| error.to_string()),
+        );
     }
     none("configurations that walrelay refuses", wrong);
 }
 
-/// A shell without programs: instead of running a command, it prints its words, and what a pipe brings.
+/// A shell without programs: instead of running a command, it prints its words, and what a pipe
+/// brings.
 const SHELL: &str = r#"
 command_not_found_handle() {
     case $1 in sudo | exec | time) shift ;; esac
@@ -297,7 +419,10 @@ for name in walrelay cd; do eval "$name() { command_not_found_handle $name \"\$@
 pub(crate) fn commands(script: &str) -> Result<Vec<Vec<String>>, String> {
     // The shell writes no file.
     let to_file = Regex::new(r#" [12&]?>>? ?("[^"]*"|&?[\w/~.-]+)( |$)"#).unwrap();
-    let script: Vec<_> = script.lines().map(|line| to_file.replace_all(line, " ")).collect();
+    let script: Vec<_> = script
+        .lines()
+        .map(|line| to_file.replace_all(line, " "))
+        .collect();
     let script = format!("{SHELL}{}", script.join("\n"));
     let ran = Command::new("/bin/bash")
         .args(["--norc", "-r", "-c", &script])
@@ -305,11 +430,17 @@ pub(crate) fn commands(script: &str) -> Result<Vec<Vec<String>>, String> {
         .env("PATH", "/nonexistent")
         .output();
     let ran = ran.expect("bash");
-    let (told, failed) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    let told = String::from_utf8_lossy(&ran.stdout);
+    let failed = String::from_utf8_lossy(&ran.stderr);
     if !ran.status.success() || !failed.is_empty() {
         return Err(format!("{failed}{told}"));
     }
-    let words = |line: &str| line.trim().split_terminator('\x1f').map(str::to_owned).collect();
+    let words = |line: &str| {
+        line.trim()
+            .split_terminator('\x1f')
+            .map(str::to_owned)
+            .collect()
+    };
     Ok(told.split_terminator('\x1e').map(words).collect())
 }
 
@@ -318,7 +449,10 @@ fn refused(words: &[String]) -> Option<String> {
     let error = Cli::command().try_get_matches_from(words).err()?;
     let shown = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion].contains(&error.kind());
     // The name of a command alone, such as `walrelay config import`.
-    let incomplete = [ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, ErrorKind::MissingRequiredArgument];
+    let incomplete = [
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand,
+        ErrorKind::MissingRequiredArgument,
+    ];
     let named = words.len() <= 3 && incomplete.contains(&error.kind());
     (!shown && !named).then(|| error.to_string())
 }
@@ -329,20 +463,33 @@ const NO_COMMANDS: [&str; 2] = ["walrelay SLOT retries", "walrelay COMMAND --hel
 #[test]
 fn walrelay_knows_every_command_and_flag() {
     let in_spans = Page::all().into_iter().flat_map(|page| {
-        let is_command = |span: &String| span.starts_with("walrelay ") && !NO_COMMANDS.contains(&span.as_str());
+        let is_command =
+            |span: &String| span.starts_with("walrelay ") && !NO_COMMANDS.contains(&span.as_str());
         let spans = page.spans().into_iter().filter(is_command);
-        spans.map(move |text| Block { place: page.path.clone(), language: String::new(), text }).collect::<Vec<_>>()
+        spans
+            .map(move |text| Block {
+                place: page.path.clone(),
+                language: String::new(),
+                text,
+            })
+            .collect::<Vec<_>>()
     });
-    let (mut known, mut wrong) = (0, Vec::new());
+    let mut known = 0;
+    let mut wrong = Vec::new();
     for Block { place, text, .. } in blocks("sh").into_iter().chain(in_spans) {
         let commands = commands(&text).unwrap_or_else(|error| {
             wrong.push(format!("{place}: {text}: {error}"));
             Vec::new()
         });
         let from_its_name = |words: &'_ [String]| words.iter().position(|word| word == "walrelay");
-        for words in commands.iter().filter_map(|words| words.get(from_its_name(words)?..)) {
+        for words in commands
+            .iter()
+            .filter_map(|words| words.get(from_its_name(words)?..))
+        {
             known += 1;
-            wrong.extend(refused(words).map(|error| format!("{place}: {}: {error}", words.join(" "))));
+            wrong.extend(
+                refused(words).map(|error| format!("{place}: {}: {error}", words.join(" "))),
+            );
         }
     }
     assert!(known > 100, "{known} commands");
@@ -351,7 +498,10 @@ fn walrelay_knows_every_command_and_flag() {
 
 /// All commands without further commands below them, by name.
 fn leaves(command: &clap::Command, name: &str, found: &mut BTreeMap<String, clap::Command>) {
-    let below: Vec<_> = command.get_subcommands().filter(|command| command.get_name() != "help").collect();
+    let below: Vec<_> = command
+        .get_subcommands()
+        .filter(|command| command.get_name() != "help")
+        .collect();
     if below.is_empty() {
         found.insert(name.to_owned(), command.clone());
     }
@@ -366,9 +516,19 @@ fn table_of_commands() -> String {
     whole.build();
     let mut commands = BTreeMap::new();
     leaves(&whole, "walrelay", &mut commands);
-    let about = |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
-    let rows = commands.iter().map(|(name, command)| format!("| `{name}` | {} |\n", about(command)));
-    format!("| command | what it does |\n|---|---|\n{}", rows.collect::<String>())
+    let about = |command: &clap::Command| {
+        command
+            .get_about()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    };
+    let rows = commands
+        .iter()
+        .map(|(name, command)| format!("| `{name}` | {} |\n", about(command)));
+    format!(
+        "| command | what it does |\n|---|---|\n{}",
+        rows.collect::<String>()
+    )
 }
 
 /// Replaces the page's table by that of the program, in a copy.

@@ -95,24 +95,42 @@ impl Contestant {
         these
     }
 
-    /// Starts it. walrelay is given `settings`, lines of its configuration, and `options` of its command line.
-    pub(crate) fn start(self, lab: &Lab, seat: &Seat, settings: &str, options: &[(&str, &str)]) -> Running {
+    /// Starts it. walrelay is given `settings`, lines of its configuration, and `options` of its
+    /// command line.
+    pub(crate) fn start(
+        self,
+        lab: &Lab,
+        seat: &Seat,
+        settings: &str,
+        options: &[(&str, &str)],
+    ) -> Running {
         match self {
             Contestant::Walrelay(way) => {
                 let url = match way {
                     Way::Tcp => lab.postgres.url(DATABASE),
                     Way::Socket => lab.postgres.url_by_socket(DATABASE),
                 };
-                let outboxes: String =
-                    seat.tables.iter().map(|table| format!("[[outbox]]\ntable = {table:?}\n")).collect();
+                let outboxes: String = seat
+                    .tables
+                    .iter()
+                    .map(|table| format!("[[outbox]]\ntable = {table:?}\n"))
+                    .collect();
                 let command = RelayCommand::new("run")
                     .option("--slot", &seat.slot)
                     .option("--database-url", &url)
                     .option("--brokers", lab.brokers())
                     .option("--publication", &seat.publication)
-                    .config_file(&format!("[route]\ntopic_prefix = {:?}\n{settings}\n{outboxes}", seat.prefix));
+                    .config_file(&format!(
+                        "[route]\ntopic_prefix = {:?}\n{settings}\n{outboxes}",
+                        seat.prefix
+                    ));
                 Running::Relay(
-                    options.iter().fold(command, |command, (name, value)| command.option(name, value)).start(),
+                    options
+                        .iter()
+                        .fold(command, |command, (name, value)| {
+                            command.option(name, value)
+                        })
+                        .start(),
                 )
             }
             Contestant::Peer(kind) => Running::Peer(peer(kind, lab, seat)),
@@ -126,23 +144,47 @@ fn peer(kind: &str, lab: &Lab, seat: &Seat) -> Process {
     command.arg(kind);
     let address = lab.postgres.address();
     let (host, port) = address.rsplit_once(':').expect("host and port");
-    command.env("PEER_DIR", &seat.directory).env("PEER_SLOT", &seat.slot).env("PEER_PUBLICATION", &seat.publication);
-    command.env("PEER_HOST", host).env("PEER_PORT", port).env("PEER_USER", "postgres").env("PEER_PASSWORD", "");
-    command.env("PEER_DATABASE", DATABASE).env("PEER_TABLE", seat.tables.join(",")).env("PEER_BROKERS", lab.brokers());
+    command
+        .env("PEER_DIR", &seat.directory)
+        .env("PEER_SLOT", &seat.slot)
+        .env("PEER_PUBLICATION", &seat.publication);
+    command
+        .env("PEER_HOST", host)
+        .env("PEER_PORT", port)
+        .env("PEER_USER", "postgres")
+        .env("PEER_PASSWORD", "");
+    command
+        .env("PEER_DATABASE", DATABASE)
+        .env("PEER_TABLE", seat.tables.join(","))
+        .env("PEER_BROKERS", lab.brokers());
     command.env("PEER_TOPIC", format!("{}${{routedByValue}}", seat.prefix));
     command.env("PEER_HTTP_PORT", free_port().to_string());
     Process::start(kind, command, &seat.directory.join("log"))
 }
 
 /// `pg_recvlogical` on a slot, up to `end` where that is given, into `file`.
-pub(crate) fn recvlogical(lab: &Lab, seat: &Seat, way: Way, file: &str, end: Option<&str>) -> Command {
+pub(crate) fn recvlogical(
+    lab: &Lab,
+    seat: &Seat,
+    way: Way,
+    file: &str,
+    end: Option<&str>,
+) -> Command {
     let mut command = Command::new(lab.postgres.program("pg_recvlogical"));
     let url = match way {
         Way::Tcp => lab.postgres.url(DATABASE),
         Way::Socket => lab.postgres.url_by_socket(DATABASE),
     };
-    command.arg("-d").arg(url).args(["--slot", &seat.slot, "--start", "--no-loop", "-f", file]);
-    command.args(["-o", "proto_version=1", "-o", &format!("publication_names={}", seat.publication)]);
+    command
+        .arg("-d")
+        .arg(url)
+        .args(["--slot", &seat.slot, "--start", "--no-loop", "-f", file]);
+    command.args([
+        "-o",
+        "proto_version=1",
+        "-o",
+        &format!("publication_names={}", seat.publication),
+    ]);
     if let Some(end) = end {
         command.args(["--endpos", end]);
     }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::Asked;
 use crate::checked;
 use crate::contestant::{
-    CONNECT, CONNECT_TUNED, Contestant, RECVLOGICAL, SERVER, SERVER_TUNED, WALRELAY, WALRELAY_SOCKET, Way, recvlogical,
+    CONNECT, CONNECT_TUNED, Contestant, RECVLOGICAL, SERVER, SERVER_TUNED, WALRELAY,
+    WALRELAY_SOCKET, Way, recvlogical,
 };
 use crate::cpu::{self, Watched};
 use crate::lab::{Lab, Seat, announce};
@@ -48,7 +49,13 @@ fn beside_peers(asked: &Asked, rows: u64, found: &mut dyn FnMut(Run)) {
         for contestant in Contestant::and_guest(asked.among(&all)) {
             announce(contestant, &backlog.load(), round);
             let run = Run::new(&backlog.load(), contestant.name(), round);
-            found(drained(&lab, contestant, &backlog, (Some(TEMPLATE), "", &[]), run));
+            found(drained(
+                &lab,
+                contestant,
+                &backlog,
+                (Some(TEMPLATE), "", &[]),
+                run,
+            ));
         }
     }
 }
@@ -56,25 +63,41 @@ fn beside_peers(asked: &Asked, rows: u64, found: &mut dyn FnMut(Run)) {
 /// The same rows read from the slot, and from the table.
 pub(crate) fn poll(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let lab = Lab::start(false);
-    load::schema(&lab.sql, ", seq bigint generated always as identity, xid xid8 default pg_current_xact_id()");
+    load::schema(
+        &lab.sql,
+        ", seq bigint generated always as identity, xid xid8 default pg_current_xact_id()",
+    );
     load::template(&lab.sql);
     let rows = asked.rows(300_000).min(300_000);
     let end = load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
     let backlog = Backlog { rows, end };
     for round in 1..=asked.rounds {
-        for (name, options) in [("slot", &[][..]), ("poll", &[("--mode", "poll"), ("--backlog", "all")])] {
+        for (name, options) in [
+            ("slot", &[][..]),
+            ("poll", &[("--mode", "poll"), ("--backlog", "all")]),
+        ] {
             announce(WALRELAY, name, round);
             let run = Run::new(&backlog.load(), name, round);
-            found(drained(&lab, WALRELAY, &backlog, (Some(TEMPLATE), "", options), run));
+            found(drained(
+                &lab,
+                WALRELAY,
+                &backlog,
+                (Some(TEMPLATE), "", options),
+                run,
+            ));
         }
     }
 }
 
-const ENVELOPE: &str = "[format.envelope]\nid = \"{id}\"\ntype = \"{type}\"\ndata = \"{payload}\"\n";
-const STRUCTURED: &str = "[route.headers]\ncontent-type = \"application/cloudevents+json\"\n[format.envelope]\n\
-    specversion = \"1.0\"\nid = \"{id}\"\nsource = \"/shop/orders\"\ntype = \"com.example.{type}\"\n\
+const ENVELOPE: &str =
+    "[format.envelope]\nid = \"{id}\"\ntype = \"{type}\"\ndata = \"{payload}\"\n";
+const STRUCTURED: &str = "[route.headers]\ncontent-type = \
+                          \"application/cloudevents+json\"\n[format.envelope]\n\
+    specversion = \"1.0\"\nid = \"{id}\"\nsource = \"/shop/orders\"\ntype = \
+    \"com.example.{type}\"\n\
     datacontenttype = \"application/json\"\ndata = \"{payload|json}\"\n";
-const BINARY: &str = "[route.headers]\ncontent-type = \"application/json\"\nce_specversion = \"1.0\"\nce_id = \"{id}\"\n\
+const BINARY: &str = "[route.headers]\ncontent-type = \"application/json\"\nce_specversion = \
+                      \"1.0\"\nce_id = \"{id}\"\n\
     ce_source = \"/shop/orders\"\nce_type = \"com.example.{type}\"\n";
 
 /// What a record costs more where it is not the payload as it is.
@@ -95,7 +118,13 @@ pub(crate) fn mapping(asked: &Asked, found: &mut dyn FnMut(Run)) {
         for (name, settings) in kinds {
             announce(WALRELAY, name, round);
             let run = Run::new(&backlog.load(), name, round);
-            found(drained(&lab, WALRELAY, &backlog, (Some(TEMPLATE), settings, &[]), run));
+            found(drained(
+                &lab,
+                WALRELAY,
+                &backlog,
+                (Some(TEMPLATE), settings, &[]),
+                run,
+            ));
         }
     }
 }
@@ -126,7 +155,9 @@ pub(crate) fn drained(
     let seat = lab.seat(slot);
     let run = match who {
         Contestant::Recvlogical(way) => to_nowhere(lab, &seat, way, backlog, run),
-        Contestant::Walrelay(_) | Contestant::Peer(_) => to_kafka(lab, &seat, who, backlog, (settings, options), run),
+        Contestant::Walrelay(_) | Contestant::Peer(_) => {
+            to_kafka(lab, &seat, who, backlog, (settings, options), run)
+        }
     };
     lab.clear(&seat);
     run
@@ -136,13 +167,17 @@ pub(crate) fn drained(
 fn to_nowhere(lab: &Lab, seat: &Seat, way: Way, backlog: &Backlog, run: Run) -> Run {
     let mut walsender = Watched::default();
     let command = recvlogical(lab, seat, way, "/dev/null", Some(&backlog.end));
-    let (started, at) = (Instant::now(), seat.directory.join("log"));
+    let started = Instant::now();
+    let at = seat.directory.join("log");
     let mut process = Process::start("pg_recvlogical", command, &at);
     let mut relay = Watched::default();
     while process.exited().is_none() {
         walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
         relay.look(Some(process.pid()));
-        assert!(started.elapsed() < DEADLINE, "pg_recvlogical takes too long");
+        assert!(
+            started.elapsed() < DEADLINE,
+            "pg_recvlogical takes too long"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     let seconds = started.elapsed().as_secs_f64();
@@ -161,19 +196,28 @@ fn to_kafka(
     run: Run,
 ) -> Run {
     let count = || checked::count(lab.brokers(), &seat.topic);
-    let (brokers_before, started, began_at_ms) = (cpu::brokers_ms(), Instant::now(), now_ms());
+    let brokers_before = cpu::brokers_ms();
+    let started = Instant::now();
+    let began_at_ms = now_ms();
     let mut running = who.start(lab, seat, settings, options);
     let mut walsender = Watched::default();
     loop {
         if let Some(status) = running.process().exited() {
-            return run.faulty(&format!("it ended: {status}: {}", running.process().log_tail(3)));
+            return run.faulty(&format!(
+                "it ended: {status}: {}",
+                running.process().log_tail(3)
+            ));
         }
         walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
         if count() >= backlog.rows {
             break;
         }
         if started.elapsed() > DEADLINE {
-            return run.faulty(&format!("{} of {} records within {DEADLINE:?}", count(), backlog.rows));
+            return run.faulty(&format!(
+                "{} of {} records within {DEADLINE:?}",
+                count(),
+                backlog.rows
+            ));
         }
         std::thread::sleep(LOOK);
     }
@@ -197,7 +241,9 @@ fn to_kafka(
     }
     let at = |share: usize| times[(times.len() - 1) * share / 100];
     let rate = |from: usize, to: usize| {
-        backlog.rows as f64 * (to - from) as f64 / 100.0 / ((at(to) - at(from)).max(1) as f64 / 1_000.0)
+        backlog.rows as f64 * (to - from) as f64
+            / 100.0
+            / ((at(to) - at(from)).max(1) as f64 / 1_000.0)
     };
     run.with("events_per_s", rate(10, 90))
         .with("second_half_events_per_s", rate(50, 90))
@@ -206,6 +252,8 @@ fn to_kafka(
 }
 
 pub(crate) fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock behind 1970");
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a clock behind 1970");
     i64::try_from(since.as_millis()).expect("a time")
 }

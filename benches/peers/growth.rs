@@ -23,19 +23,51 @@ const PARTS: usize = 4;
 
 pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     for aggregates in AGGREGATES {
-        let shape = Shape { aggregates, ..Shape::default() };
-        at(asked, &format!("{aggregates} aggregates"), ROWS, PER_TRANSACTION, shape, found);
+        let shape = Shape {
+            aggregates,
+            ..Shape::default()
+        };
+        at(
+            asked,
+            &format!("{aggregates} aggregates"),
+            ROWS,
+            PER_TRANSACTION,
+            shape,
+            found,
+        );
     }
     for filling in FILLINGS {
-        let rows = (BYTES / (filling + 190)).min(ROWS) / PER_TRANSACTION.min(20) * PER_TRANSACTION.min(20);
-        let per_transaction = if filling > 10_000 { 10 } else { PER_TRANSACTION };
-        let shape = Shape { filling, ..Shape::default() };
-        at(asked, &format!("{} bytes", filling + 190), rows, per_transaction, shape, found);
+        let rows =
+            (BYTES / (filling + 190)).min(ROWS) / PER_TRANSACTION.min(20) * PER_TRANSACTION.min(20);
+        let per_transaction = if filling > 10_000 {
+            10
+        } else {
+            PER_TRANSACTION
+        };
+        let shape = Shape {
+            filling,
+            ..Shape::default()
+        };
+        at(
+            asked,
+            &format!("{} bytes", filling + 190),
+            rows,
+            per_transaction,
+            shape,
+            found,
+        );
     }
     slots(asked, found);
 }
 
-fn at(asked: &Asked, load: &str, rows: u64, per_transaction: u64, shape: Shape, found: &mut dyn FnMut(Run)) {
+fn at(
+    asked: &Asked,
+    load: &str,
+    rows: u64,
+    per_transaction: u64,
+    shape: Shape,
+    found: &mut dyn FnMut(Run),
+) {
     let lab = Lab::start(false);
     load::schema(&lab.sql, "");
     load::template(&lab.sql);
@@ -45,7 +77,13 @@ fn at(asked: &Asked, load: &str, rows: u64, per_transaction: u64, shape: Shape, 
         for contestant in asked.among(&[RECVLOGICAL, WALRELAY]) {
             announce(contestant, load, round);
             let run = Run::new(load, contestant.name(), round);
-            found(drained(&lab, contestant, &backlog, (Some(TEMPLATE), "", &[]), run));
+            found(drained(
+                &lab,
+                contestant,
+                &backlog,
+                (Some(TEMPLATE), "", &[]),
+                run,
+            ));
         }
     }
 }
@@ -56,10 +94,14 @@ fn slots(asked: &Asked, found: &mut dyn FnMut(Run)) {
         return;
     }
     let lab = Lab::start(false);
-    lab.sql.run(&format!("create table outbox ({}) partition by hash (aggregateid)", load::UNKEYED_COLUMNS));
+    lab.sql.run(&format!(
+        "create table outbox ({}) partition by hash (aggregateid)",
+        load::UNKEYED_COLUMNS
+    ));
     for part in 0..PARTS {
         lab.sql.run(&format!(
-            "create table outbox_{part} partition of outbox for values with (modulus {PARTS}, remainder {part})"
+            "create table outbox_{part} partition of outbox for values with (modulus {PARTS}, \
+             remainder {part})"
         ));
     }
     load::procedure(&lab.sql);
@@ -77,14 +119,21 @@ fn slots(asked: &Asked, found: &mut dyn FnMut(Run)) {
         for count in [1, 2, PARTS] {
             let load = format!("{count} slots");
             announce(WALRELAY, &load, round);
-            found(side_by_side(&lab, count, Run::new(&load, WALRELAY.name(), round)));
+            found(side_by_side(
+                &lab,
+                count,
+                Run::new(&load, WALRELAY.name(), round),
+            ));
         }
     }
 }
 
 /// The partitions that one of so many slots has.
 fn parts_of(slot: usize, slots: usize) -> Vec<String> {
-    (slot..PARTS).step_by(slots).map(|part| format!("public.outbox_{part}")).collect()
+    (slot..PARTS)
+        .step_by(slots)
+        .map(|part| format!("public.outbox_{part}"))
+        .collect()
 }
 
 /// One relay for each of `count` slots, all into one topic.
@@ -96,7 +145,12 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let start = |(number, seat): (usize, &Seat)| {
         let publication = format!("parts_{count}_{number}");
         let tables = parts_of(number, count);
-        let seat = Seat { prefix: first.prefix.clone(), publication, tables, ..seat.clone() };
+        let seat = Seat {
+            prefix: first.prefix.clone(),
+            publication,
+            tables,
+            ..seat.clone()
+        };
         Contestant::start(WALRELAY, lab, &seat, "", &[])
     };
     let mut relays: Vec<_> = seats.iter().enumerate().map(start).collect();
@@ -106,13 +160,26 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
             walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
         }
         if began.elapsed() > DEADLINE {
-            let said = relays.first_mut().map(|relay| relay.process().log_tail(3)).unwrap_or_default();
-            return run.faulty(&format!("{} of {ROWS} records within {DEADLINE:?}: {said}", here()));
+            let said = relays
+                .first_mut()
+                .map(|relay| relay.process().log_tail(3))
+                .unwrap_or_default();
+            return run.faulty(&format!(
+                "{} of {ROWS} records within {DEADLINE:?}: {said}",
+                here()
+            ));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    let relay_ms: u64 = relays.iter_mut().filter_map(|relay| relay.process().cpu_ms()).sum();
-    let peak: u64 = relays.iter_mut().filter_map(|relay| relay.process().resident_peak_bytes()).max().unwrap_or(0);
+    let relay_ms: u64 = relays
+        .iter_mut()
+        .filter_map(|relay| relay.process().cpu_ms())
+        .sum();
+    let peak: u64 = relays
+        .iter_mut()
+        .filter_map(|relay| relay.process().resident_peak_bytes())
+        .max()
+        .unwrap_or(0);
     drop(relays);
     let verdict = checked::read(lab.brokers(), &first.topic, ROWS, |_| true);
     seats.iter().for_each(|seat| lab.clear(seat));
@@ -123,8 +190,17 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let times = verdict.sorted_ms();
     let at = |share: usize| times[(times.len() - 1) * share / 100];
     let walsenders_ms: u64 = walsenders.iter().map(|walsender| walsender.used_ms()).sum();
-    run.with("events_per_s", ROWS as f64 * 0.8 / ((at(90) - at(10)).max(1) as f64 / 1_000.0))
-        .with("relay_us_per_event", relay_ms as f64 * 1_000.0 / ROWS as f64)
-        .with("walsender_us_per_event", walsenders_ms as f64 * 1_000.0 / ROWS as f64)
-        .with("peak_mib", peak as f64 / f64::from(1 << 20))
+    run.with(
+        "events_per_s",
+        ROWS as f64 * 0.8 / ((at(90) - at(10)).max(1) as f64 / 1_000.0),
+    )
+    .with(
+        "relay_us_per_event",
+        relay_ms as f64 * 1_000.0 / ROWS as f64,
+    )
+    .with(
+        "walsender_us_per_event",
+        walsenders_ms as f64 * 1_000.0 / ROWS as f64,
+    )
+    .with("peak_mib", peak as f64 / f64::from(1 << 20))
 }

@@ -21,10 +21,13 @@ const ARRIVAL: Duration = Duration::from_secs(60);
 pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let lab = Lab::start(false);
     load::steady_schema(&lab.sql);
-    lab.sql.run("create table neighbour (id bigint generated always as identity, filling text)");
+    lab.sql
+        .run("create table neighbour (id bigint generated always as identity, filling text)");
     let seconds = asked.seconds.unwrap_or(SECONDS);
     for round in 1..=asked.rounds {
-        for contestant in Contestant::and_guest(asked.among(&[WALRELAY, CONNECT, CONNECT_LATENCY, SERVER])) {
+        for contestant in
+            Contestant::and_guest(asked.among(&[WALRELAY, CONNECT, CONNECT_LATENCY, SERVER]))
+        {
             announce(contestant, "nothing", round);
             one(&lab, contestant, seconds, round, found);
         }
@@ -49,11 +52,13 @@ fn one(lab: &Lab, who: Contestant, seconds: u64, round: u32, found: &mut dyn FnM
             let insert = "insert into neighbour (filling) values (repeat('x', 200));\n";
             Steady::script(lab, insert, NEIGHBOUR_PER_S, seconds)
         });
-        let (mut walsender, mut relay) = (Watched::default(), Watched::default());
+        let mut walsender = Watched::default();
+        let mut relay = Watched::default();
         let pid = running.process().pid();
         walsender.look(lab.walsender(&seat));
         relay.look(Some(pid));
-        let (began, before) = (Instant::now(), (relay.used_ms(), walsender.used_ms()));
+        let began = Instant::now();
+        let before = (relay.used_ms(), walsender.used_ms());
         match neighbour {
             Some(neighbour) => neighbour.wait(),
             None => std::thread::sleep(Duration::from_secs(seconds)),
@@ -63,7 +68,8 @@ fn one(lab: &Lab, who: Contestant, seconds: u64, round: u32, found: &mut dyn FnM
         relay.look(Some(pid));
         let percent = |used_ms: u64| used_ms as f64 * 100.0 / elapsed_ms;
         let behind = lab.sql.number(&format!(
-            "select (pg_current_wal_flush_lsn() - confirmed_flush_lsn)::bigint from pg_replication_slots where slot_name = '{}'",
+            "select (pg_current_wal_flush_lsn() - confirmed_flush_lsn)::bigint from \
+             pg_replication_slots where slot_name = '{}'",
             seat.slot
         ));
         let resident = running.process().memory_bytes("VmRSS:").unwrap_or(0);

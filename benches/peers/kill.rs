@@ -1,4 +1,5 @@
-//! Killed with -9 in the middle of a drain and started again: what comes twice, and how long it takes.
+//! Killed with -9 in the middle of a drain and started again: what comes twice, and how long it
+//! takes.
 
 use std::time::{Duration, Instant};
 
@@ -25,10 +26,20 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
     let load = format!("{} rows", number(Some(rows as f64), 0));
     for round in 1..=asked.rounds {
-        for contestant in Contestant::and_guest(asked.among(&[WALRELAY, CONNECT, CONNECT_TUNED, SERVER, SERVER_TUNED]))
-        {
+        for contestant in Contestant::and_guest(asked.among(&[
+            WALRELAY,
+            CONNECT,
+            CONNECT_TUNED,
+            SERVER,
+            SERVER_TUNED,
+        ])) {
             announce(contestant, &load, round);
-            found(killed(&lab, contestant, rows, Run::new(&load, contestant.name(), round)));
+            found(killed(
+                &lab,
+                contestant,
+                rows,
+                Run::new(&load, contestant.name(), round),
+            ));
         }
     }
 }
@@ -37,14 +48,17 @@ fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
     let seat = lab.seat(Some(TEMPLATE));
     let count = || checked::count(lab.brokers(), &seat.topic);
     let mut first = who.start(lab, &seat, "", &[]);
-    let reached = until(DEADLINE, || (count() >= rows * KILLED_AT / 100).then_some(()));
+    let reached = until(DEADLINE, || {
+        (count() >= rows * KILLED_AT / 100).then_some(())
+    });
     first.process().kill_hard();
     drop(first);
     let run = run.with("at_kill", count() as f64);
     if reached.is_none() {
         return run.faulty("it did not come that far");
     }
-    let (again_at_ms, began) = (now_ms(), Instant::now());
+    let again_at_ms = now_ms();
+    let began = Instant::now();
     let mut second = who.start(lab, &seat, "", &[]);
     let mut seen = 0;
     let verdict = loop {
@@ -68,5 +82,9 @@ fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
         .with("duplicated", verdict.duplicated as f64)
         .with("out_of_order", verdict.out_of_order as f64)
         .with("caught_up_s", (complete_ms - again_at_ms) as f64 / 1_000.0);
-    if fault.is_empty() { run } else { run.faulty(&format!("{fault}: {said}")) }
+    if fault.is_empty() {
+        run
+    } else {
+        run.faulty(&format!("{fault}: {said}"))
+    }
 }

@@ -59,7 +59,11 @@ impl Lab {
         };
         postgres.sql().run(&format!("create database {DATABASE}"));
         let sql = Sql::connect(&postgres.url(DATABASE));
-        Lab { postgres, kafka, sql }
+        Lab {
+            postgres,
+            kafka,
+            sql,
+        }
     }
 
     pub(crate) fn brokers(&self) -> &str {
@@ -75,8 +79,12 @@ impl Lab {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let slot = format!("bench_{number}");
         match template {
-            Some(template) => self.sql.run(&format!("select pg_copy_logical_replication_slot('{template}', '{slot}')")),
-            None => self.sql.run(&format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')")),
+            Some(template) => self.sql.run(&format!(
+                "select pg_copy_logical_replication_slot('{template}', '{slot}')"
+            )),
+            None => self.sql.run(&format!(
+                "select pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+            )),
         }
         let prefix = format!("bench{number}.");
         let topic = format!("{prefix}{KIND}");
@@ -103,9 +111,14 @@ impl Lab {
             |done| *done,
         );
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.brokers()).set("log_level", "0");
+        config
+            .set("bootstrap.servers", self.brokers())
+            .set("log_level", "0");
         let admin: AdminClient<DefaultClientContext> = config.create().expect("an admin client");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let gone = runtime.block_on(admin.delete_topics(&[&seat.topic], &AdminOptions::new()));
         gone.expect("an answer of the broker");
         topic::close(admin);
@@ -113,7 +126,10 @@ impl Lab {
 
     /// The process that sends the slot's changes, while somebody reads them.
     pub(crate) fn walsender(&self, seat: &Seat) -> Option<u32> {
-        let pid = format!("select active_pid from pg_replication_slots where slot_name = '{}'", seat.slot);
+        let pid = format!(
+            "select active_pid from pg_replication_slots where slot_name = '{}'",
+            seat.slot
+        );
         self.sql.text(&pid).parse().ok()
     }
 }

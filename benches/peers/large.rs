@@ -22,6 +22,12 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     for contestant in Contestant::and_guest(asked.among(&all)) {
         announce(contestant, &load, 1);
         let run = Run::new(&load, contestant.name(), 1);
-        found(drained(&lab, contestant, &backlog, (Some(TEMPLATE), "", &[]), run));
+        found(drained(
+            &lab,
+            contestant,
+            &backlog,
+            (Some(TEMPLATE), "", &[]),
+            run,
+        ));
     }
 }

@@ -29,24 +29,34 @@ pub(crate) struct Shape {
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { aggregates: 1_000, filling: 110 }
+        Shape {
+            aggregates: 1_000,
+            filling: 110,
+        }
     }
 }
 
 /// The outbox, its publication, and a procedure that fills it in transactions.
 pub(crate) fn schema(sql: &Sql, more_columns: &str) {
-    sql.run(&format!("create table outbox ({UNKEYED_COLUMNS}{more_columns}, primary key (id))"));
-    sql.run(&format!("create publication {PUBLICATION} for table outbox with (publish = 'insert')"));
+    sql.run(&format!(
+        "create table outbox ({UNKEYED_COLUMNS}{more_columns}, primary key (id))"
+    ));
+    sql.run(&format!(
+        "create publication {PUBLICATION} for table outbox with (publish = 'insert')"
+    ));
     procedure(sql);
 }
 
 pub(crate) fn template(sql: &Sql) {
-    sql.run(&format!("select pg_create_logical_replication_slot('{TEMPLATE}', 'pgoutput')"));
+    sql.run(&format!(
+        "select pg_create_logical_replication_slot('{TEMPLATE}', 'pgoutput')"
+    ));
 }
 
 pub(crate) fn procedure(sql: &Sql) {
     sql.run(&format!(
-        "create function event(n bigint, aggregates bigint, filling bigint, out id uuid, out kind text, out aggregate text,
+        "create function event(n bigint, aggregates bigint, filling bigint, out id uuid, out kind \
+         text, out aggregate text,
              out type text, out payload jsonb) language sql as $$
              select gen_random_uuid(), '{KIND}', 'aggregate-' || n % aggregates, 'OrderCreated',
                  jsonb_build_object('seq', n, 'orderId', 'ord-' || lpad(n::text, 9, '0'), 'customerId', n % 5000,
@@ -67,14 +77,17 @@ pub(crate) fn procedure(sql: &Sql) {
 /// Inserts rows 1 to `rows`, and gives the LSN behind them.
 pub(crate) fn backlog(sql: &Sql, rows: u64, per_transaction: u64, shape: Shape) -> String {
     sql.run("set synchronous_commit = off");
-    sql.run(&format!("call fill({rows}, {per_transaction}, {}, {})", shape.aggregates, shape.filling));
+    sql.run(&format!(
+        "call fill({rows}, {per_transaction}, {}, {})",
+        shape.aggregates, shape.filling
+    ));
     sql.run("set synchronous_commit = on");
     sql.run("checkpoint");
     sql.text("select pg_current_wal_flush_lsn()")
 }
 
-/// What [`Steady`] calls: a transaction of some rows. A client keeps to aggregates of its own, so that the numbers of an
-/// aggregate grow in the order of their commits.
+/// What [`Steady`] calls: a transaction of some rows. A client keeps to aggregates of its own, so
+/// that the numbers of an aggregate grow in the order of their commits.
 pub(crate) fn steady_schema(sql: &Sql) {
     schema(sql, "");
     sql.run(
@@ -110,14 +123,26 @@ impl Steady {
         let address = lab.postgres.address();
         let (host, port) = address.rsplit_once(':').expect("host and port");
         let mut command = Command::new(lab.postgres.program("pgbench"));
-        command.args(["-n", "-M", "prepared", "-c", "4", "-j", "1", "-h", host, "-p", port, "-U", "postgres"]);
-        command.args(["-T", &seconds.to_string(), "-R", &per_s.to_string(), "-f"]).arg(&file).arg(DATABASE);
+        command.args([
+            "-n", "-M", "prepared", "-c", "4", "-j", "1", "-h", host, "-p", port, "-U", "postgres",
+        ]);
+        command
+            .args(["-T", &seconds.to_string(), "-R", &per_s.to_string(), "-f"])
+            .arg(&file)
+            .arg(DATABASE);
         let process = Process::start("pgbench", command, &file.with_extension("log"));
-        Steady { process, deadline: Duration::from_secs(seconds + 120) }
+        Steady {
+            process,
+            deadline: Duration::from_secs(seconds + 120),
+        }
     }
 
     pub(crate) fn wait(mut self) {
         let ended = self.process.wait_exit(self.deadline);
-        assert!(ended.success(), "pgbench: {ended}: {}", self.process.log_tail(20));
+        assert!(
+            ended.success(),
+            "pgbench: {ended}: {}",
+            self.process.log_tail(20)
+        );
     }
 }

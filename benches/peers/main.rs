@@ -1,5 +1,6 @@
-//! walrelay beside its peers on one machine: every contestant on the same servers, the same rows and its own copy of the
-//! slot, in turns, several rounds. A run whose records are not all there, once each and in order, does not count.
+//! walrelay beside its peers on one machine: every contestant on the same servers, the same rows
+//! and its own copy of the slot, in turns, several rounds. A run whose records are not all there,
+//! once each and in order, does not count.
 //!
 //! ```sh
 //! make bench                       # all of it, some two hours
@@ -7,7 +8,8 @@
 //! make bench BENCH=drain ROUNDS=1 OPTIONS='--rows 300000 --contestants walrelay,pg_recvlogical'
 //! ```
 //!
-//! Each bench leaves `target/bench/NAME.json`; the page with tables and plots is made of all of them.
+//! Each bench leaves `target/bench/NAME.json`; the page with tables and plots is made of all of
+//! them.
 
 #![expect(
     clippy::expect_used,
@@ -18,7 +20,11 @@
 )]
 
 #[path = "../../tests/support/mod.rs"]
-#[expect(dead_code, unused_imports, reason = "the lab of the tests: not all of it is needed here")]
+#[expect(
+    dead_code,
+    unused_imports,
+    reason = "the lab of the tests: not all of it is needed here"
+)]
 mod support;
 
 mod checked;
@@ -45,7 +51,8 @@ use clap::Parser;
 use contestant::Contestant;
 use results::{Results, Run};
 
-/// walrelay beside its peers: rate, latency, memory, CPU, each with lost, duplicated and out of order.
+/// walrelay beside its peers: rate, latency, memory, CPU, each with lost, duplicated and out of
+/// order.
 #[derive(Debug, Parser)]
 #[command(name = "peers", after_help = AFTER)]
 pub(crate) struct Asked {
@@ -74,7 +81,8 @@ pub(crate) struct Asked {
     bench: bool,
 }
 
-const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll mapping growth, and page, which only
+const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll mapping growth, \
+                     and page, which only
 makes the page of what was measured before.
 
 Examples:
@@ -104,32 +112,46 @@ const BENCHES: [Bench; 10] = [
 impl Asked {
     /// Those of `all` that were asked for.
     fn among(&self, all: &[Contestant]) -> Vec<Contestant> {
-        let asked =
-            |one: &Contestant| self.contestants.is_empty() || self.contestants.iter().any(|name| *name == one.name());
+        let asked = |one: &Contestant| {
+            self.contestants.is_empty() || self.contestants.iter().any(|name| *name == one.name())
+        };
         all.iter().copied().filter(asked).collect()
     }
 
     fn rows(&self, default: u64) -> u64 {
-        self.rows.unwrap_or(default).max(load::PER_TRANSACTION) / load::PER_TRANSACTION * load::PER_TRANSACTION
+        self.rows.unwrap_or(default).max(load::PER_TRANSACTION) / load::PER_TRANSACTION
+            * load::PER_TRANSACTION
     }
 }
 
 fn main() -> ExitCode {
     let asked = Asked::parse();
     let _bench = asked.bench;
-    if let Some(name) =
-        asked.benches.iter().find(|name| *name != "page" && !BENCHES.iter().any(|(known, _)| known == name))
+    if let Some(name) = asked
+        .benches
+        .iter()
+        .find(|name| *name != "page" && !BENCHES.iter().any(|(known, _)| known == name))
     {
         eprintln!("peers: there is no bench {name:?}; see --help");
         return ExitCode::from(2);
     }
-    if let Some(name) = asked.contestants.iter().find(|name| Contestant::named(name).is_none()) {
-        eprintln!("peers: there is no contestant {name:?}; there are: {}", Contestant::names());
+    if let Some(name) = asked
+        .contestants
+        .iter()
+        .find(|name| Contestant::named(name).is_none())
+    {
+        eprintln!(
+            "peers: there is no contestant {name:?}; there are: {}",
+            Contestant::names()
+        );
         return ExitCode::from(2);
     }
     std::env::set_current_dir(ROOT).expect("the repository");
-    if std::env::var_os("WALRELAY_TEST_BINARY").is_none_or(|program| !Path::new(&program).is_file()) {
-        eprintln!("peers: WALRELAY_TEST_BINARY names no program; `make bench` builds walrelay and sets it");
+    if std::env::var_os("WALRELAY_TEST_BINARY").is_none_or(|program| !Path::new(&program).is_file())
+    {
+        eprintln!(
+            "peers: WALRELAY_TEST_BINARY names no program; `make bench` builds walrelay and sets it"
+        );
         return ExitCode::from(2);
     }
     let mut sound = true;

@@ -46,25 +46,48 @@ fn of_series(at: usize, name: &str) -> RGBColor {
 }
 
 fn text(size: i32, horizontal: HPos) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&INK).pos(Pos::new(horizontal, VPos::Center))
+    ("sans-serif", size)
+        .into_font()
+        .color(&INK)
+        .pos(Pos::new(horizontal, VPos::Center))
 }
 
 /// One bar each, the first on top.
-pub(crate) fn bars(file: &Path, title: &str, unit: &str, values: &[(String, f64)]) -> Result<(), Failed> {
+pub(crate) fn bars(
+    file: &Path,
+    title: &str,
+    unit: &str,
+    values: &[(String, f64)],
+) -> Result<(), Failed> {
     let height = 56 + BAR * i32::try_from(values.len())?;
     let area = SVGBackend::new(file, (WIDTH, u32::try_from(height)?)).into_drawing_area();
     area.fill(&WHITE)?;
     head(&area, title, unit)?;
-    let (left, right) = (190, 110);
-    let most = values.iter().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
+    let left = 190;
+    let right = 110;
+    let most = values
+        .iter()
+        .map(|(_, value)| *value)
+        .fold(f64::MIN_POSITIVE, f64::max);
     let room = f64::from(i32::try_from(WIDTH)? - left - right);
     for (at, (name, value)) in values.iter().enumerate() {
         let top = 46 + BAR * i32::try_from(at)?;
         let end = left + (room * value / most).round().max(1.0) as i32;
-        area.draw(&Rectangle::new([(left, top + 3), (end, top + BAR - 4)], color(name).filled()))?;
-        area.draw(&Text::new(name.clone(), (left - 8, top + BAR / 2), text(14, HPos::Right)))?;
+        area.draw(&Rectangle::new(
+            [(left, top + 3), (end, top + BAR - 4)],
+            color(name).filled(),
+        ))?;
+        area.draw(&Text::new(
+            name.clone(),
+            (left - 8, top + BAR / 2),
+            text(14, HPos::Right),
+        ))?;
         let decimals = if most < 100.0 { 1 } else { 0 };
-        area.draw(&Text::new(number(Some(*value), decimals), (end + 6, top + BAR / 2), text(14, HPos::Left)))?;
+        area.draw(&Text::new(
+            number(Some(*value), decimals),
+            (end + 6, top + BAR / 2),
+            text(14, HPos::Left),
+        ))?;
     }
     area.present()?;
     Ok(())
@@ -80,17 +103,32 @@ fn head(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, unit: &str) -> R
 pub(crate) type Series = (String, Vec<(f64, f64)>);
 
 /// Curves over a logarithmic x; y is logarithmic as well where values are far apart.
-pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[Series]) -> Result<(), Failed> {
+pub(crate) fn curves(
+    file: &Path,
+    title: &str,
+    (x, y): (&str, &str),
+    series: &[Series],
+) -> Result<(), Failed> {
     let area = SVGBackend::new(file, (WIDTH, 400)).into_drawing_area();
     area.fill(&WHITE)?;
     let over = |pick: fn(&(f64, f64)) -> f64| {
-        let values = series.iter().flat_map(|(_, points)| points.iter().map(pick));
-        values.fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), value| (low.min(value), high.max(value)))
+        let values = series
+            .iter()
+            .flat_map(|(_, points)| points.iter().map(pick));
+        values.fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), value| {
+            (low.min(value), high.max(value))
+        })
     };
-    let ((x_low, x_high), (y_low, y_high)) = (over(|point| point.0), over(|point| point.1));
+    let (x_low, x_high) = over(|point| point.0);
+    let (y_low, y_high) = over(|point| point.1);
     let apart = y_high / y_low.max(f64::MIN_POSITIVE) > 20.0;
     let mut chart = ChartBuilder::on(&area);
-    chart.caption(title, ("sans-serif", 17)).margin(12).margin_right(36).x_label_area_size(42).y_label_area_size(70);
+    chart
+        .caption(title, ("sans-serif", 17))
+        .margin(12)
+        .margin_right(36)
+        .x_label_area_size(42)
+        .y_label_area_size(70);
     let xs: Range<f64> = x_low..x_high * 1.05;
     // The two are of different types, and nothing else differs.
     macro_rules! drawn {
@@ -107,11 +145,20 @@ pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[S
                 .draw()?;
             for (at, (name, points)) in series.iter().enumerate() {
                 let color = of_series(at, name);
-                chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
+                chart.draw_series(
+                    points
+                        .iter()
+                        .map(|point| Circle::new(*point, 3, color.filled())),
+                )?;
                 chart
-                    .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?
+                    .draw_series(LineSeries::new(
+                        points.iter().copied(),
+                        color.stroke_width(2),
+                    ))?
                     .label(name.clone())
-                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+                    .legend(move |(x, y)| {
+                        PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
+                    });
             }
             chart
                 .configure_series_labels()
@@ -132,5 +179,9 @@ pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[S
 
 /// A number for an axis.
 fn short(value: &f64) -> String {
-    if *value >= 10.0 { number(Some(*value), 0) } else { format!("{value:.1}") }
+    if *value >= 10.0 {
+        number(Some(*value), 0)
+    } else {
+        format!("{value:.1}")
+    }
 }

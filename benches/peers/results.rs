@@ -23,8 +23,15 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(load: &str, contestant: &str, round: u32) -> Run {
-        let (load, contestant) = (load.to_owned(), contestant.to_owned());
-        Run { load, contestant, round, figures: BTreeMap::new(), fault: String::new() }
+        let load = load.to_owned();
+        let contestant = contestant.to_owned();
+        Run {
+            load,
+            contestant,
+            round,
+            figures: BTreeMap::new(),
+            fault: String::new(),
+        }
     }
 
     pub(crate) fn with(mut self, name: &str, value: f64) -> Run {
@@ -48,7 +55,11 @@ pub(crate) struct Results {
 
 impl Results {
     pub(crate) fn new(bench: &str) -> Results {
-        Results { bench: bench.to_owned(), machine: cpu::machine(), runs: Vec::new() }
+        Results {
+            bench: bench.to_owned(),
+            machine: cpu::machine(),
+            runs: Vec::new(),
+        }
     }
 
     pub(crate) fn push(&mut self, run: Run) {
@@ -74,31 +85,62 @@ impl Results {
 
     /// Contestants of a load, in the order they had their turns.
     pub(crate) fn contestants(&self, load: &str) -> Vec<&str> {
-        in_order(self.runs.iter().filter(|run| run.load == load).map(|run| run.contestant.as_str()))
+        in_order(
+            self.runs
+                .iter()
+                .filter(|run| run.load == load)
+                .map(|run| run.contestant.as_str()),
+        )
     }
 
     /// The median of a figure over the rounds that count.
     pub(crate) fn median(&self, load: &str, contestant: &str, figure: &str) -> Option<f64> {
-        median(self.counted(load, contestant).filter_map(|run| run.figures.get(figure).copied()).collect())
+        median(
+            self.counted(load, contestant)
+                .filter_map(|run| run.figures.get(figure).copied())
+                .collect(),
+        )
     }
 
     /// The median over rounds of a figure as a multiple of the same round's of another contestant.
-    pub(crate) fn ratio(&self, load: &str, contestant: &str, figure: &str, reference: &str) -> Option<f64> {
-        let of_round =
-            |round| self.counted(load, reference).find(|run| run.round == round)?.figures.get(figure).copied();
-        let ratios =
-            self.counted(load, contestant).filter_map(|run| Some(run.figures.get(figure)? / of_round(run.round)?));
+    pub(crate) fn ratio(
+        &self,
+        load: &str,
+        contestant: &str,
+        figure: &str,
+        reference: &str,
+    ) -> Option<f64> {
+        let of_round = |round| {
+            self.counted(load, reference)
+                .find(|run| run.round == round)?
+                .figures
+                .get(figure)
+                .copied()
+        };
+        let ratios = self
+            .counted(load, contestant)
+            .filter_map(|run| Some(run.figures.get(figure)? / of_round(run.round)?));
         median(ratios.filter(|ratio| ratio.is_finite()).collect())
     }
 
     /// How many rounds of a contestant count, and how many there were.
     pub(crate) fn rounds(&self, load: &str, contestant: &str) -> (usize, usize) {
-        let all = self.runs.iter().filter(|run| run.load == load && run.contestant == contestant).count();
+        let all = self
+            .runs
+            .iter()
+            .filter(|run| run.load == load && run.contestant == contestant)
+            .count();
         (self.counted(load, contestant).count(), all)
     }
 
-    fn counted<'a>(&'a self, load: &'a str, contestant: &'a str) -> impl Iterator<Item = &'a Run> + 'a {
-        self.runs.iter().filter(move |run| run.load == load && run.contestant == contestant && run.fault.is_empty())
+    fn counted<'a>(
+        &'a self,
+        load: &'a str,
+        contestant: &'a str,
+    ) -> impl Iterator<Item = &'a Run> + 'a {
+        self.runs.iter().filter(move |run| {
+            run.load == load && run.contestant == contestant && run.fault.is_empty()
+        })
     }
 }
 
@@ -116,7 +158,11 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;
-    Some(if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], upper) } else { upper })
+    Some(if values.len().is_multiple_of(2) {
+        f64::midpoint(values[middle - 1], upper)
+    } else {
+        upper
+    })
 }
 
 /// The value that `share` of the sorted ones are at or below.

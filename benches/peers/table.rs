@@ -52,9 +52,16 @@ fn columns(bench: &str) -> Vec<Column> {
             Median("first_s", "first record s", 1),
             Median("last_s", "last record s", 1),
         ],
-        "large" => vec![rate(), Median("first_s", "first record s", 1), Median("last_s", "last record s", 1)],
+        "large" => vec![
+            rate(),
+            Median("first_s", "first record s", 1),
+            Median("last_s", "last record s", 1),
+        ],
         "poll" => vec![rate(), Ratio("events_per_s", "slot", "× slot")],
-        "mapping" => vec![rate(), Ratio("events_per_s", "payload as it is", "× as it is")],
+        "mapping" => vec![
+            rate(),
+            Ratio("events_per_s", "payload as it is", "× as it is"),
+        ],
         "growth" => vec![rate(), Ratio("events_per_s", REFERENCE, "× pg_recvlogical")],
         "latency" | "replicated" => {
             return vec![
@@ -101,11 +108,19 @@ pub(crate) fn of(results: &Results) -> String {
         for contestant in results.contestants(load) {
             let mut row = vec![load.to_owned(), contestant.to_owned()];
             row.extend(columns.iter().map(|column| match column {
-                Median(figure, _, decimals) => number(results.median(load, contestant, figure), *decimals),
-                Ratio(figure, reference, _) => number(results.ratio(load, contestant, figure, reference), 2),
+                Median(figure, _, decimals) => {
+                    number(results.median(load, contestant, figure), *decimals)
+                }
+                Ratio(figure, reference, _) => {
+                    number(results.ratio(load, contestant, figure, reference), 2)
+                }
             }));
             let (counted, all) = results.rounds(load, contestant);
-            row.push(if counted == all { all.to_string() } else { format!("{counted} of {all}") });
+            row.push(if counted == all {
+                all.to_string()
+            } else {
+                format!("{counted} of {all}")
+            });
             rows.push(row);
         }
     }
@@ -117,41 +132,85 @@ pub(crate) fn line(run: &Run) -> String {
     let figures: Vec<String> = run
         .figures
         .iter()
-        .map(|(name, value)| format!("{name} {}", number(Some(*value), if *value < 100.0 { 2 } else { 0 })))
+        .map(|(name, value)| {
+            format!(
+                "{name} {}",
+                number(Some(*value), if *value < 100.0 { 2 } else { 0 })
+            )
+        })
         .collect();
-    let fault = if run.fault.is_empty() { String::new() } else { format!("  DOES NOT COUNT: {}", run.fault) };
-    format!("  {} {} {}: {}{fault}", run.load, run.contestant, run.round, figures.join(", "))
+    let fault = if run.fault.is_empty() {
+        String::new()
+    } else {
+        format!("  DOES NOT COUNT: {}", run.fault)
+    };
+    format!(
+        "  {} {} {}: {}{fault}",
+        run.load,
+        run.contestant,
+        run.round,
+        figures.join(", ")
+    )
 }
 
 /// With thousands set apart; a dash for none.
 pub(crate) fn number(value: Option<f64>, decimals: usize) -> String {
-    let Some(value) = value.filter(|value| value.is_finite()) else { return "–".to_owned() };
+    let Some(value) = value.filter(|value| value.is_finite()) else {
+        return "–".to_owned();
+    };
     let text = format!("{value:.decimals$}");
-    let (whole, rest) =
-        text.split_once('.').map_or((text.as_str(), String::new()), |(whole, rest)| (whole, format!(".{rest}")));
-    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits")).collect();
+    let (whole, rest) = text
+        .split_once('.')
+        .map_or((text.as_str(), String::new()), |(whole, rest)| {
+            (whole, format!(".{rest}"))
+        });
+    let (sign, digits) = whole
+        .strip_prefix('-')
+        .map_or(("", whole), |digits| ("-", digits));
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).expect("digits"))
+        .collect();
     format!("{sign}{}{rest}", groups.join(","))
 }
 
 /// Words to the left, numbers to the right. The first row is the head.
 fn lined_up(rows: &[Vec<String>]) -> String {
-    let Some(head) = rows.first() else { return String::new() };
-    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0).max(3);
+    let Some(head) = rows.first() else {
+        return String::new();
+    };
+    let width = |at: usize| {
+        rows.iter()
+            .map(|row| row[at].chars().count())
+            .max()
+            .unwrap_or(0)
+            .max(3)
+    };
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     let is_word = |at: usize| at < 2;
     let line = |row: &[String]| {
-        let cells =
-            row.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {
-                if is_word(at) { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(at, (cell, width))| {
+                if is_word(at) {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
             });
         format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
     };
-    let rules = widths
-        .iter()
-        .enumerate()
-        .map(|(at, width)| if is_word(at) { "-".repeat(*width) } else { format!("{}:", "-".repeat(width - 1)) });
+    let rules = widths.iter().enumerate().map(|(at, width)| {
+        if is_word(at) {
+            "-".repeat(*width)
+        } else {
+            format!("{}:", "-".repeat(width - 1))
+        }
+    });
     let rule: Vec<String> = rules.collect();
     let mut text = line(head) + &line(&rule);
     rows[1..].iter().for_each(|row| text.push_str(&line(row)));

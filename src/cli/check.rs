@@ -7,7 +7,9 @@ use tokio_postgres::error::SqlState;
 use crate::cli::config::{self, RunSettings};
 use crate::cli::output::{Outcome, Output, cell, hex, labelled, note, print, print_report};
 use crate::cli::sql::is_about_value;
-use crate::cli::survey::{Asked, Check, Place, STATEMENT_LIMIT, Sampled, Survey, Values, WARNING, WRONG, readable};
+use crate::cli::survey::{
+    Asked, Check, Place, STATEMENT_LIMIT, Sampled, Survey, Values, WARNING, WRONG, readable,
+};
 use crate::config::written::effective;
 use crate::config::{Config, SourceConfig};
 use crate::postgres::fault::{self, While};
@@ -65,30 +67,54 @@ Exit codes:
   21  the row makes a record that is larger than the producer sends, likewise";
 
 const READING: &str = "reading a row";
-const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";
+const OFFLINE: &str =
+    "note: with --offline the database was not looked at: table, publication and slot may not fit";
 
-/// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
-/// `complete` adds the typed flags to a suggested command.
-pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
-    let (settings, config) = config::read_all(&args.settings, &args.settings.source.relay.common.file)?;
+/// Checks what `run` checks before it streams, and shows the record of one row. Without a database,
+/// shows the settings. `complete` adds the typed flags to a suggested command.
+pub(crate) async fn check(
+    args: &CheckArgs,
+    complete: &dyn Fn(NextCommand) -> NextCommand,
+) -> Outcome {
+    let (settings, config) =
+        config::read_all(&args.settings, &args.settings.source.relay.common.file)?;
     if args.offline || !config.source.database.names_server {
         if args.output.is_data() || args.id.is_some() {
-            let error = Error::new(Kind::Config, "no database is configured, and a row can only come from a database");
-            return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());
+            let error = Error::new(
+                Kind::Config,
+                "no database is configured, and a row can only come from a database",
+            );
+            return Err(error
+                .remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on")
+                .into());
         }
-        note(if args.offline { OFFLINE } else { "note: no database is configured, so nothing was connected to" });
+        note(if args.offline {
+            OFFLINE
+        } else {
+            "note: no database is configured, so nothing was connected to"
+        });
         return print(&effective(&settings, &config));
     }
     let mut survey = Survey::new(complete);
     let Some(Place { session, facts }) = survey.look(&config, Asked::BeforeSetup).await else {
-        let late = || Error::new(Kind::PostgresUnreachable, "Postgres has not answered all questions in time");
+        let late = || {
+            Error::new(
+                Kind::PostgresUnreachable,
+                "Postgres has not answered all questions in time",
+            )
+        };
         return Err(survey.ended().err().unwrap_or_else(late).into());
     };
-    let (mut outboxes, mut without_id) = (Vec::new(), Vec::new());
+    let mut outboxes = Vec::new();
+    let mut without_id = Vec::new();
     let mut catalogs = facts.catalogs.iter();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
-            outboxes.push(Outbox::new(outbox, None, Found::no_row("none: messages have no rows")));
+            outboxes.push(Outbox::new(
+                outbox,
+                None,
+                Found::no_row("none: messages have no rows"),
+            ));
             continue;
         };
         let catalog = catalogs.next();
@@ -103,7 +129,10 @@ pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> Ne
         judge(&found, name, config.delivery.on_error, &mut survey);
         outboxes.push(Outbox::new(outbox, catalog, found));
     }
-    if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == facts.catalogs.len()) {
+    if let Some(error) = without_id
+        .pop()
+        .filter(|_| without_id.len() + 1 == facts.catalogs.len())
+    {
         return Err(error.into());
     }
     let report = Report::new(&config.source, &facts, &survey.checks, outboxes);
@@ -114,9 +143,14 @@ pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> Ne
 /// Adds what becomes of the row.
 fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey<'_>) {
     const CHECK: &str = "row";
-    if let Some(Shown { topic, .. }) = found.record.as_ref().filter(|record| AnySink::is_internal(&record.topic)) {
+    if let Some(Shown { topic, .. }) = found
+        .record
+        .as_ref()
+        .filter(|record| AnySink::is_internal(&record.topic))
+    {
         let found = format!(
-            "the row goes to {topic}, an internal topic of the bus that rejects records: delivery.on_error decides what \
+            "the row goes to {topic}, an internal topic of the bus that rejects records: \
+             delivery.on_error decides what \
              happens to the event"
         );
         survey.warning(CHECK, name, found, None);
@@ -136,20 +170,32 @@ async fn row(
     config: &Config,
 ) -> Result<Found> {
     let is_readable = catalog.is_some_and(|catalog| readable(catalog, outbox));
-    let Some(table) = table::read(session.client(), name).await?.filter(|_| is_readable) else {
+    let Some(table) = table::read(session.client(), name)
+        .await?
+        .filter(|_| is_readable)
+    else {
         return Ok(Found::no_row("none: the table or a column is missing"));
     };
-    let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
-    let sampled = Sampled { outbox, name, table: &table };
+    let row_security = catalog
+        .and_then(|catalog| catalog.table.as_ref())
+        .is_some_and(|table| table.row_security);
+    let sampled = Sampled {
+        outbox,
+        name,
+        table: &table,
+    };
     let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await {
         Ok(Some(found)) => found,
         Ok(None) => return Ok(Found::no_row("none: the table is empty")),
         Err(error) if error.kind() == Kind::PostgresRefused && args.id.is_none() => {
             let role = quoted(&config.source.database.user);
             let why = match row_security {
-                true => format!("not read: row-level security hides rows from role {role}, or it has no SELECT"),
+                true => format!(
+                    "not read: row-level security hides rows from role {role}, or it has no SELECT"
+                ),
                 false => format!(
-                    "not read: the role has no SELECT on the table. run needs that right only to read rows after a loss of \
+                    "not read: the role has no SELECT on the table. run needs that right only to \
+                     read rows after a loss of \
                      the slot: grant select on {name} to {role}"
                 ),
             };
@@ -158,7 +204,10 @@ async fn row(
         Err(error) => return Err(error),
     };
     let id = values.first().cloned().flatten().unwrap_or_default();
-    let mut found = Found { row: Some(RowId { id, chosen }), ..Found::default() };
+    let mut found = Found {
+        row: Some(RowId { id, chosen }),
+        ..Found::default()
+    };
     let position = outbox.route.position_header.as_deref();
     let routed = sampled.routed(&values, |record| {
         let limit = record_limit_bytes(&config.kafka);
@@ -169,7 +218,9 @@ async fn row(
         Ok((record, size)) => {
             found.record = Some(record);
             let id = found.row.as_ref().map(|row| Id::of(row.id.as_bytes()));
-            found.refused = size.err().map(|error| id.into_iter().fold(error, Error::of_row));
+            found.refused = size
+                .err()
+                .map(|error| id.into_iter().fold(error, Error::of_row));
         }
         Err(error) if error.kind() == Kind::Event => found.refused = Some(error),
         Err(error) => return Err(error),
@@ -177,42 +228,67 @@ async fn row(
     Ok(found)
 }
 
-/// Reads the row with this id, or the newest, and tells why that one. The values have the text form that the stream would
-/// have: the simple protocol prints them with the output functions of their types, and a cast to text does not (`true` for
-/// `t`). Takes at most ten seconds for each of two attempts.
-/// Errors: [`Kind::PostgresRefused`] where the role may not read the table.
-async fn read(session: &SqlSession, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Option<(Values, String)>> {
+/// Reads the row with this id, or the newest, and tells why that one. The values have the text form
+/// that the stream would have: the simple protocol prints them with the output functions of their
+/// types, and a cast to text does not (`true` for `t`). Takes at most ten seconds for each of two
+/// attempts. Errors: [`Kind::PostgresRefused`] where the role may not read the table.
+async fn read(
+    session: &SqlSession,
+    sampled: &Sampled<'_>,
+    id: Option<&str>,
+) -> Result<Option<(Values, String)>> {
     session.run(READING, STATEMENT_LIMIT).await?;
-    let (select, name) = (sampled.select()?, sampled.name);
+    let select = sampled.select()?;
+    let name = sampled.name;
     let failed = |error: tokio_postgres::Error| fault::sql(While::Querying(READING), &error);
     let Some(id) = id else {
         let (order, mut chosen) = match sampled.ordering() {
-            Some(column) => {
-                (format!("{} desc nulls last", quote_ident(&column.name)?), format!("the newest by {}", column.name))
-            }
-            None => ("ctid desc".to_owned(), "the last in the table's file".to_owned()),
+            Some(column) => (
+                format!("{} desc nulls last", quote_ident(&column.name)?),
+                format!("the newest by {}", column.name),
+            ),
+            None => (
+                "ctid desc".to_owned(),
+                "the last in the table's file".to_owned(),
+            ),
         };
-        let mut found = session.texts(&format!("{select} order by {order} limit 1")).await;
-        if found.as_ref().is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED)) {
+        let mut found = session
+            .texts(&format!("{select} order by {order} limit 1"))
+            .await;
+        if found
+            .as_ref()
+            .is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED))
+        {
             chosen = "any row: the search for the newest took too long".to_owned();
             found = session.texts(&format!("{select} limit 1")).await;
         }
         return Ok(found.map_err(failed)?.pop().map(|values| (values, chosen)));
     };
     let column = &sampled.outbox.id;
-    let by_id = format!("{select} where {} = {} limit 1", quote_ident(column)?, quote_literal(id)?);
+    let by_id = format!(
+        "{select} where {} = {} limit 1",
+        quote_ident(column)?,
+        quote_literal(id)?
+    );
     let refused = |cause: String| Error::new(Kind::Config, format!("--id: {cause}"));
-    let mut found = session.texts(&by_id).await.map_err(|error| match error.code() {
-        Some(code) if is_about_value(code) => refused(format!("this cannot be a value of column {column} of {name}"))
+    let mut found = session
+        .texts(&by_id)
+        .await
+        .map_err(|error| match error.code() {
+            Some(code) if is_about_value(code) => refused(format!(
+                "this cannot be a value of column {column} of {name}"
+            ))
             .remedy("write the id as Postgres prints it"),
-        Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => failed(error)
-            .about(format!("--id: the role may not read {name}"))
-            .remedy("grant it SELECT on the table, or leave --id out"),
-        _ => failed(error),
-    })?;
+            Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => failed(error)
+                .about(format!("--id: the role may not read {name}"))
+                .remedy("grant it SELECT on the table, or leave --id out"),
+            _ => failed(error),
+        })?;
     let Some(values) = found.pop() else {
-        return Err(refused(format!("no row of {name} has this {column}, or the role may not see the row"))
-            .remedy("leave --id out for the newest row"));
+        return Err(refused(format!(
+            "no row of {name} has this {column}, or the role may not see the row"
+        ))
+        .remedy("leave --id out for the newest row"));
     };
     Ok(Some((values, "the row with this id".to_owned())))
 }
@@ -268,7 +344,10 @@ struct Found {
 
 impl Found {
     fn no_row(why: impl Into<String>) -> Found {
-        Found { no_row: why.into(), ..Found::default() }
+        Found {
+            no_row: why.into(),
+            ..Found::default()
+        }
     }
 }
 
@@ -328,7 +407,11 @@ impl Shown {
         let header = |(name, value): &(&str, Option<&[u8]>)| {
             let known_when_relayed = position == Some(*name);
             let value = value.filter(|_| !known_when_relayed).map(Text::of);
-            Header { name: (*name).to_owned(), value, known_when_relayed }
+            Header {
+                name: (*name).to_owned(),
+                value,
+                known_when_relayed,
+            }
         };
         Shown {
             topic: record.topic.to_owned(),
@@ -346,14 +429,28 @@ impl Shown {
         let key = self.key.as_ref().map(Text::shown);
         lines.push(("key", key.unwrap_or_else(|| "(none: no order)".to_owned())));
         let partition = self.partition.map(|number| number.to_string());
-        let by_key = if self.key.is_some() { "(by the key)" } else { "(each in turn)" };
+        let by_key = if self.key.is_some() {
+            "(by the key)"
+        } else {
+            "(each in turn)"
+        };
         lines.push(("partition", partition.unwrap_or_else(|| by_key.to_owned())));
-        let time = self.timestamp_ms.map(|ms| match jiff::Timestamp::from_millisecond(ms) {
-            Ok(time) => time.to_string(),
-            Err(_) => format!("{ms} ms"),
-        });
-        lines.push(("timestamp", time.unwrap_or_else(|| "(the time of sending)".to_owned())));
-        for Header { name, value, known_when_relayed } in &self.headers {
+        let time = self
+            .timestamp_ms
+            .map(|ms| match jiff::Timestamp::from_millisecond(ms) {
+                Ok(time) => time.to_string(),
+                Err(_) => format!("{ms} ms"),
+            });
+        lines.push((
+            "timestamp",
+            time.unwrap_or_else(|| "(the time of sending)".to_owned()),
+        ));
+        for Header {
+            name,
+            value,
+            known_when_relayed,
+        } in &self.headers
+        {
             let value = match value {
                 _ if *known_when_relayed => WHEN_RELAYED.to_owned(),
                 Some(value) => value.shown(),
@@ -373,12 +470,20 @@ impl Shown {
 /// The names in the SQL of the configuration: some may be no columns.
 fn used_by_upkeep(outbox: &OutboxConfig) -> Vec<String> {
     let of = &outbox.upkeep;
-    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| writer::names(sql));
+    let sql = [&of.pending, &of.mark, &of.order_by]
+        .into_iter()
+        .flatten()
+        .flat_map(|sql| writer::names(sql));
     sql.chain(of.time.clone()).collect()
 }
 
 impl Report<'_> {
-    fn new<'a>(source: &SourceConfig, facts: &Facts, checks: &'a [Check], outboxes: Vec<Outbox>) -> Report<'a> {
+    fn new<'a>(
+        source: &SourceConfig,
+        facts: &Facts,
+        checks: &'a [Check],
+        outboxes: Vec<Outbox>,
+    ) -> Report<'a> {
         Report {
             database: source.database.describe(),
             server_version: facts.server.version.clone(),
@@ -400,15 +505,27 @@ impl Report<'_> {
             (false, false) => format!("{name} is not there"),
         };
         let mut lines = vec![
-            ("database", format!("{}, PostgreSQL {}", self.database, self.server_version)),
-            ("publication", there(&self.publication, self.publication_exists)),
+            (
+                "database",
+                format!("{}, PostgreSQL {}", self.database, self.server_version),
+            ),
+            (
+                "publication",
+                there(&self.publication, self.publication_exists),
+            ),
             ("slot", there(&self.slot, self.slot_exists)),
         ];
         for Check { found, fix, .. } in self.checks.iter().filter(|check| check.state == WARNING) {
             lines.push(("warning", found.clone()));
-            lines.extend(fix.iter().flat_map(|fix| fix.lines()).map(|line| ("  fix", line.to_owned())));
+            lines.extend(
+                fix.iter()
+                    .flat_map(|fix| fix.lines())
+                    .map(|line| ("  fix", line.to_owned())),
+            );
         }
-        let lines = lines.into_iter().map(|(label, text)| (label.to_owned(), text));
+        let lines = lines
+            .into_iter()
+            .map(|(label, text)| (label.to_owned(), text));
         labelled(lines.chain(self.outboxes.iter().flat_map(Outbox::lines)))
     }
 }
@@ -416,39 +533,75 @@ impl Report<'_> {
 impl Outbox {
     fn new(outbox: &OutboxConfig, catalog: Option<&Catalog>, found: Found) -> Outbox {
         let table = catalog.and_then(|catalog| catalog.table.as_ref());
-        let columns = table.into_iter().flat_map(|table| &table.columns).map(|column| column.name.clone());
+        let columns = table
+            .into_iter()
+            .flat_map(|table| &table.columns)
+            .map(|column| column.name.clone());
         let by_upkeep = used_by_upkeep(outbox);
-        let is_used = |column: &String| outbox.columns.contains(column) || by_upkeep.contains(column);
+        let is_used =
+            |column: &String| outbox.columns.contains(column) || by_upkeep.contains(column);
         let (used, not_used): (Vec<_>, Vec<_>) = columns.partition(is_used);
         // In the order in which they are read, and then in that of the table.
-        let more = used.into_iter().filter(|column| !outbox.columns.contains(column));
+        let more = used
+            .into_iter()
+            .filter(|column| !outbox.columns.contains(column));
         let (table, message_prefix) = match &outbox.source {
             EventSource::Table(table) => (Some(table.to_string()), None),
             EventSource::Messages(prefix) => (None, Some(prefix.clone())),
         };
         let columns_used = outbox.columns.iter().cloned().chain(more).collect();
-        Outbox { table, message_prefix, columns_used, columns_not_used: not_used, found }
+        Outbox {
+            table,
+            message_prefix,
+            columns_used,
+            columns_not_used: not_used,
+            found,
+        }
     }
 
     fn lines(&self) -> impl Iterator<Item = (String, String)> {
-        let listed = |columns: &[String]| if columns.is_empty() { "none".to_owned() } else { columns.join(", ") };
+        let listed = |columns: &[String]| {
+            if columns.is_empty() {
+                "none".to_owned()
+            } else {
+                columns.join(", ")
+            }
+        };
         let mut lines = match (&self.table, &self.message_prefix) {
             (Some(table), _) => vec![("table", table.clone())],
-            (None, prefix) => vec![("messages", format!("with prefix {:?}", prefix.as_deref().unwrap_or_default()))],
+            (None, prefix) => vec![(
+                "messages",
+                format!("with prefix {:?}", prefix.as_deref().unwrap_or_default()),
+            )],
         };
         lines.push(("used", listed(&self.columns_used)));
         if self.table.is_some() {
             lines.push(("not used", listed(&self.columns_not_used)));
         }
-        let Found { row, record, no_row, .. } = &self.found;
+        let Found {
+            row,
+            record,
+            no_row,
+            ..
+        } = &self.found;
         let row = match (row, record) {
             (None, _) => no_row.clone(),
-            (Some(RowId { id, chosen }), Some(_)) => format!("{}, {chosen}, goes to", Id::of(id.as_bytes())),
-            (Some(RowId { id, chosen }), None) => format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes())),
+            (Some(RowId { id, chosen }), Some(_)) => {
+                format!("{}, {chosen}, goes to", Id::of(id.as_bytes()))
+            }
+            (Some(RowId { id, chosen }), None) => {
+                format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes()))
+            }
         };
         lines.push(("row", row));
-        let record = record.iter().flat_map(Shown::lines).map(|(label, text)| (format!("  {label}"), text));
-        lines.into_iter().map(|(label, text)| (label.to_owned(), text)).chain(record)
+        let record = record
+            .iter()
+            .flat_map(Shown::lines)
+            .map(|(label, text)| (format!("  {label}"), text));
+        lines
+            .into_iter()
+            .map(|(label, text)| (label.to_owned(), text))
+            .chain(record)
     }
 }
 
@@ -464,34 +617,69 @@ mod tests {
     }
 
     fn report_of<'a>(outbox: &OutboxConfig, found: Found, checks: &'a [Check]) -> Report<'a> {
-        let given = [("slot.name", "orders"), ("database.url", "postgres://relay@db/shop")];
-        let flags: Flags = given.into_iter().map(|(key, text)| (key, text.to_owned())).collect();
-        let source = Settings::new(&flags, &Default::default(), None).unwrap().source().unwrap();
-        let mut facts =
-            Facts { server: Server { version: "17.11".to_owned(), ..Server::default() }, ..Facts::default() };
+        let given = [
+            ("slot.name", "orders"),
+            ("database.url", "postgres://relay@db/shop"),
+        ];
+        let flags: Flags = given
+            .into_iter()
+            .map(|(key, text)| (key, text.to_owned()))
+            .collect();
+        let source = Settings::new(&flags, &Default::default(), None)
+            .unwrap()
+            .source()
+            .unwrap();
+        let mut facts = Facts {
+            server: Server {
+                version: "17.11".to_owned(),
+                ..Server::default()
+            },
+            ..Facts::default()
+        };
         let columns = ["id", "aggregatetype", "aggregateid", "payload", "type"];
-        let column =
-            |name: &str| catalog::PublishedColumn { name: name.to_owned(), ..catalog::PublishedColumn::default() };
+        let column = |name: &str| catalog::PublishedColumn {
+            name: name.to_owned(),
+            ..catalog::PublishedColumn::default()
+        };
         let table = Some(catalog::PublishedTable {
             columns: columns.map(column).to_vec(),
             ..catalog::PublishedTable::default()
         });
-        facts.catalogs = vec![Catalog { table, ..Catalog::default() }];
+        facts.catalogs = vec![Catalog {
+            table,
+            ..Catalog::default()
+        }];
         let outboxes = vec![Outbox::new(outbox, facts.catalogs.first(), found)];
         Report::new(&source, &facts, checks, outboxes)
     }
 
     fn record(value: Option<&[u8]>, with_body: bool) -> Shown {
-        let headers: &[(&str, Option<&[u8]>)] =
-            &[("id", Some(b"7")), ("tenant", None), ("walrelay-position", Some(b"x"))];
-        let record =
-            Record { topic: "orders", key: Some(b"o-1"), value, headers, partition: None, timestamp_ms: Some(1_500) };
+        let headers: &[(&str, Option<&[u8]>)] = &[
+            ("id", Some(b"7")),
+            ("tenant", None),
+            ("walrelay-position", Some(b"x")),
+        ];
+        let record = Record {
+            topic: "orders",
+            key: Some(b"o-1"),
+            value,
+            headers,
+            partition: None,
+            timestamp_ms: Some(1_500),
+        };
         Shown::of(&record, Some("walrelay-position"), with_body)
     }
 
     fn row(record: Shown) -> Found {
-        let row = RowId { id: "7".to_owned(), chosen: "the newest by id".to_owned() };
-        Found { row: Some(row), record: Some(record), ..Found::default() }
+        let row = RowId {
+            id: "7".to_owned(),
+            chosen: "the newest by id".to_owned(),
+        };
+        Found {
+            row: Some(row),
+            record: Some(record),
+            ..Found::default()
+        }
     }
 
     #[test]
@@ -500,7 +688,9 @@ mod tests {
         outbox.upkeep.pending = Some("Type = 'no_column'".to_owned());
         let report = report_of(&outbox, Found::default(), &[]);
         assert!(
-            report.text().contains("used         id, aggregatetype, aggregateid, payload, type\n"),
+            report
+                .text()
+                .contains("used         id, aggregatetype, aggregateid, payload, type\n"),
             "{}",
             report.text()
         );
@@ -510,7 +700,12 @@ mod tests {
     #[test]
     fn the_report_shows_the_record_of_a_row_in_aligned_columns() {
         let mut survey = Survey::new(&|next| next);
-        survey.warning("recovery", "", "a warning", Some("create index;\nanalyze".into()));
+        survey.warning(
+            "recovery",
+            "",
+            "a warning",
+            Some("create index;\nanalyze".into()),
+        );
         let found = row(record(Some(b"{\"a\":\n 1}"), true));
         insta::assert_snapshot!(report_of(&OutboxConfig::default(), found, &survey.checks).text(), @r#"
         database     db:5432/shop as relay, PostgreSQL 17.11
@@ -536,9 +731,13 @@ mod tests {
 
     #[test]
     fn a_body_is_shown_as_shortened_text_or_hex_or_by_its_size_alone() {
-        let body = |value: Option<&[u8]>, with_body| record(value, with_body).lines().pop().unwrap().1;
+        let body =
+            |value: Option<&[u8]>, with_body| record(value, with_body).lines().pop().unwrap().1;
         assert_eq!(body(Some(b"\x00\xff"), true), "(2 bytes) \\x00ff");
-        assert_eq!(body(Some("ü\u{1b}\u{202e}".as_bytes()), true), "(6 bytes) ü\\u{1b}\\u{202e}");
+        assert_eq!(
+            body(Some("ü\u{1b}\u{202e}".as_bytes()), true),
+            "(6 bytes) ü\\u{1b}\\u{202e}"
+        );
         assert_eq!(body(Some(b"canary"), false), "(6 bytes)");
         assert_eq!(body(None, true), "(none: a tombstone)");
         let long = body(Some("ü".repeat(5_000).as_bytes()), true);
@@ -549,8 +748,15 @@ mod tests {
     fn each_outbox_has_its_own_row_in_the_report_and_messages_have_none() {
         let mut report = report(row(record(None, true)));
         let source = EventSource::Messages("shop".to_owned());
-        let outbox = OutboxConfig { source, ..OutboxConfig::default() };
-        report.outboxes.push(Outbox::new(&outbox, None, Found::no_row("none: messages have no rows")));
+        let outbox = OutboxConfig {
+            source,
+            ..OutboxConfig::default()
+        };
+        report.outboxes.push(Outbox::new(
+            &outbox,
+            None,
+            Found::no_row("none: messages have no rows"),
+        ));
         let text = report.text();
         let last: Vec<&str> = text.lines().rev().take(3).collect();
         assert_eq!(
@@ -570,12 +776,21 @@ mod tests {
         let long = "x".repeat(3_000);
         let json = serde_json::to_value(report(row(record(Some(long.as_bytes()), true)))).unwrap();
         assert_eq!(json["outboxes"][0]["record"]["body"]["text"], long);
-        assert_eq!(json["outboxes"][0]["record"]["headers"][2]["known_when_relayed"], true);
         assert_eq!(
-            (json["outboxes"][0]["record"]["topic"].as_str(), json["slot_exists"].as_bool()),
+            json["outboxes"][0]["record"]["headers"][2]["known_when_relayed"],
+            true
+        );
+        assert_eq!(
+            (
+                json["outboxes"][0]["record"]["topic"].as_str(),
+                json["slot_exists"].as_bool()
+            ),
             (Some("orders"), Some(false))
         );
         let without = serde_json::to_value(report(row(record(Some(b"canary"), false)))).unwrap();
-        assert!(!without.to_string().contains("canary") && without["outboxes"][0]["record"]["body_bytes"] == 6);
+        assert!(
+            !without.to_string().contains("canary")
+                && without["outboxes"][0]["record"]["body_bytes"] == 6
+        );
     }
 }

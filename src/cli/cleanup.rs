@@ -77,8 +77,8 @@ struct Doomed {
     plan: Report,
 }
 
-/// Deletes published rows older than the retention, after a question: whole partitions first, then batch by batch. Prints
-/// the counts.
+/// Deletes published rows older than the retention, after a question: whole partitions first, then
+/// batch by batch. Prints the counts.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     let settings = config::read(args, &args.relay.common.file)?;
     let (database, outboxes) = both(settings.database(), settings.outboxes())?;
@@ -97,7 +97,10 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     for (outbox, retention) in wanted {
         sweepers.extend(Sweeper::look(client, outbox, retention).await?);
     }
-    let known = match sweepers.iter().any(|sweeper| sweeper.basis.needs_published()) {
+    let known = match sweepers
+        .iter()
+        .any(|sweeper| sweeper.basis.needs_published())
+    {
         true => state::load(&config::config(&settings, false)?).await?,
         false => None,
     };
@@ -106,10 +109,22 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
         doomed.push(Doomed::look(client, sweeper, known.as_ref()).await?);
     }
     let plans: Vec<_> = doomed.iter().map(|doomed| doomed.plan.clone()).collect();
-    let plan = Answer { dry_run: true, tables: &plans };
-    let (question, output) = (plan.question(&database.describe()), args.consent.output);
+    let plan = Answer {
+        dry_run: true,
+        tables: &plans,
+    };
+    let question = plan.question(&database.describe());
+    let output = args.consent.output;
     if (question.is_some() || args.consent.dry_run)
-        && !args.consent.given(&plan, &plan.text(), question.unwrap_or_default(), "nothing was deleted").await?
+        && !args
+            .consent
+            .given(
+                &plan,
+                &plan.text(),
+                question.unwrap_or_default(),
+                "nothing was deleted",
+            )
+            .await?
     {
         return Ok(());
     }
@@ -117,19 +132,34 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     for doomed in doomed {
         reports.push(doomed.delete(client, args).await?);
     }
-    let answer = Answer { dry_run: false, tables: &reports };
+    let answer = Answer {
+        dry_run: false,
+        tables: &reports,
+    };
     print_report(output, &answer, &answer.text())
 }
 
-fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
-    let tables = || outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+fn wanted(
+    outboxes: &[OutboxConfig],
+    older_than: Option<Duration>,
+) -> Result<Vec<(&OutboxConfig, Duration)>> {
+    let tables = || {
+        outboxes
+            .iter()
+            .filter(|outbox| outbox.source.table().is_some())
+    };
     if tables().next().is_none() {
-        return Err(Error::new(Kind::Config, "all outboxes are messages: there is no table to clean up"));
+        return Err(Error::new(
+            Kind::Config,
+            "all outboxes are messages: there is no table to clean up",
+        ));
     }
-    let with = tables().filter_map(|outbox| Some((outbox, older_than.or(outbox.upkeep.retention)?)));
+    let with =
+        tables().filter_map(|outbox| Some((outbox, older_than.or(outbox.upkeep.retention)?)));
     let with: Vec<_> = with.collect();
     if with.is_empty() {
-        return Err(Error::new(Kind::Config, "no retention is set").remedy("set --older-than 7d, or outbox.retention"));
+        return Err(Error::new(Kind::Config, "no retention is set")
+            .remedy("set --older-than 7d, or outbox.retention"));
     }
     Ok(with)
 }
@@ -140,7 +170,8 @@ impl Doomed {
         let name = &sweeper.name;
         if sweeper.reads_all() {
             note(format_args!(
-                "note: {name} has no btree that begins with {}, so every batch reads the whole table: create an index, or \
+                "note: {name} has no btree that begins with {}, so every batch reads the whole \
+                 table: create an index, or \
                  use larger batches with --batch-rows",
                 sweeper.time
             ));
@@ -158,30 +189,54 @@ impl Doomed {
             }
         }
         let counted = sweeper.count(client, published.as_ref()).await?;
-        let rows_dropped = partitions.iter().filter_map(|partition| partition.rows).sum();
+        let rows_dropped = partitions
+            .iter()
+            .filter_map(|partition| partition.rows)
+            .sum();
         let plan = Report {
             table: name.to_string(),
             published_by: sweeper.basis.word(),
             older_than_seconds: sweeper.retention.as_secs(),
             before: sweeper.before.clone(),
-            partitions: partitions.iter().map(|partition| partition.name.clone()).collect(),
+            partitions: partitions
+                .iter()
+                .map(|partition| partition.name.clone())
+                .collect(),
             rows_dropped,
             rows_deleted: counted.published.saturating_sub(rows_dropped),
             rows_left: 0,
             rows_unpublished: counted.unpublished,
         };
-        Ok(Doomed { sweeper, published, partitions, plan })
+        Ok(Doomed {
+            sweeper,
+            published,
+            partitions,
+            plan,
+        })
     }
 
     async fn delete(self, client: &Client, args: &CleanupArgs) -> Result<Report> {
-        let Doomed { sweeper, published, partitions, plan } = self;
-        let (published, expected) = (published.as_ref(), plan.rows_deleted);
-        let mut report = Report { partitions: Vec::new(), rows_dropped: 0, ..plan };
+        let Doomed {
+            sweeper,
+            published,
+            partitions,
+            plan,
+        } = self;
+        let published = published.as_ref();
+        let expected = plan.rows_deleted;
+        let mut report = Report {
+            partitions: Vec::new(),
+            rows_dropped: 0,
+            ..plan
+        };
         for partition in &partitions {
             match partition.drop(client, &sweeper, published).await? {
                 Ok(()) => {
                     let rows = partition.rows.unwrap_or_default();
-                    note(format_args!("partition {} dropped, with {rows} rows", partition.name));
+                    note(format_args!(
+                        "partition {} dropped, with {rows} rows",
+                        partition.name
+                    ));
                     report.rows_dropped += rows;
                     report.partitions.push(partition.name.clone());
                 }
@@ -190,13 +245,17 @@ impl Doomed {
         }
         report.rows_deleted = batches(client, &sweeper, published, args, expected).await?;
         let left = sweeper.count(client, published).await?;
-        (report.rows_left, report.rows_unpublished) = (left.published, left.unpublished);
+        report.rows_left = left.published;
+        report.rows_unpublished = left.unpublished;
         Ok(report)
     }
 }
 
 fn stays(partition: &Partition, why: &str) {
-    note(format_args!("note: partition {} is not dropped: {why}", partition.name));
+    note(format_args!(
+        "note: partition {} is not dropped: {why}",
+        partition.name
+    ));
 }
 
 async fn batches(
@@ -206,15 +265,26 @@ async fn batches(
     args: &CleanupArgs,
     expected: u64,
 ) -> Result<u64> {
-    let (mut deleted, mut after, mut bar) = (0, None::<String>, Bar::new(args.consent.output));
+    let mut deleted = 0;
+    let mut after = None::<String>;
+    let mut bar = Bar::new(args.consent.output);
     loop {
-        let swept = sweep(client, sweeper, published, after.as_deref(), args.batch_rows).await?;
+        let swept = sweep(
+            client,
+            sweeper,
+            published,
+            after.as_deref(),
+            args.batch_rows,
+        )
+        .await?;
         deleted += swept.deleted;
         if swept.found < u64::from(args.batch_rows) {
             return Ok(deleted);
         }
         after = swept.last;
-        bar.at(deleted, Some(expected), || format!("rows of {} deleted", sweeper.name));
+        bar.at(deleted, Some(expected), || {
+            format!("rows of {} deleted", sweeper.name)
+        });
         tokio::time::sleep(args.pause).await;
     }
 }
@@ -223,7 +293,8 @@ impl Answer<'_> {
     /// The question before the deletion; none if there is nothing to delete.
     fn question(&self, database: &str) -> Option<String> {
         let sum = |count: fn(&Report) -> u64| self.tables.iter().map(count).sum::<u64>();
-        let (rows, dropped) = (sum(|report| report.rows_deleted), sum(|report| report.rows_dropped));
+        let rows = sum(|report| report.rows_deleted);
+        let dropped = sum(|report| report.rows_dropped);
         let rows = counted(rows, "row");
         match sum(|report| report.partitions.len() as u64) {
             0 if rows == counted(0, "row") => None,
@@ -242,14 +313,35 @@ impl Answer<'_> {
             true => ("to delete", "partitions to drop"),
             false => ("deleted", "partitions dropped"),
         };
-        let head =
-            format!("table, older than, before (UTC), {deleted}, {dropped}, rows in them, locked, not published");
-        let (mut tables, mut partitions) = (Grid::headed(&head), Grid::default());
+        let head = format!(
+            "table, older than, before (UTC), {deleted}, {dropped}, rows in them, locked, not \
+             published"
+        );
+        let mut tables = Grid::headed(&head);
+        let mut partitions = Grid::default();
         for report in self.tables {
-            let Report { table, rows_deleted, rows_dropped, rows_left, rows_unpublished, before, .. } = report;
+            let Report {
+                table,
+                rows_deleted,
+                rows_dropped,
+                rows_left,
+                rows_unpublished,
+                before,
+                ..
+            } = report;
             let age = exact_duration(Duration::from_secs(report.older_than_seconds));
-            let (before, dropped) = (before.get(..SECONDS_END).unwrap_or(before), report.partitions.len());
-            tables.row([table, &age, &before, rows_deleted, &dropped, rows_dropped, rows_left, rows_unpublished]);
+            let before = before.get(..SECONDS_END).unwrap_or(before);
+            let dropped = report.partitions.len();
+            tables.row([
+                table,
+                &age,
+                &before,
+                rows_deleted,
+                &dropped,
+                rows_dropped,
+                rows_left,
+                rows_unpublished,
+            ]);
             let names = report.partitions.iter().filter(|_| self.dry_run);
             names.for_each(|name| partitions.row([&format_args!("  {name}")]));
         }
@@ -296,43 +388,100 @@ mod tests {
 
     #[test]
     fn the_report_is_an_aligned_table_or_one_json_object() {
-        let tables = [report(), Report { table: "shop.events".to_owned(), rows_deleted: 7, ..report() }];
-        let answer = Answer { dry_run: false, tables: &tables };
+        let tables = [
+            report(),
+            Report {
+                table: "shop.events".to_owned(),
+                rows_deleted: 7,
+                ..report()
+            },
+        ];
+        let answer = Answer {
+            dry_run: false,
+            tables: &tables,
+        };
         insta::assert_snapshot!(answer.text(), @r"
         table          older than  before (UTC)         deleted  partitions dropped  rows in them  locked  not published
         public.outbox  7d          2026-03-01 12:00:00  1234     1                   20            1       0
         shop.events    7d          2026-03-01 12:00:00  7        1                   20            1       0
         ");
         let json: serde_json::Value = serde_json::from_str(&json_line(&answer).unwrap()).unwrap();
-        assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));
+        assert_eq!(
+            (&json["tables"][1]["rows_deleted"], &json["dry_run"]),
+            (&7.into(), &false.into())
+        );
         assert_eq!(json["tables"][0]["before"], "2026-03-01 12:00:00.123456+00");
     }
 
     #[test]
     fn the_plan_names_the_partitions_and_the_question_counts_what_goes() {
-        let kept = Report { partitions: Vec::new(), rows_dropped: 0, ..report() };
-        let none = Report { rows_deleted: 0, ..kept.clone() };
-        let question = |tables: &[Report]| Answer { dry_run: true, tables }.question("db:5432/shop");
-        let tables = [report(), Report { rows_deleted: 0, ..report() }];
+        let kept = Report {
+            partitions: Vec::new(),
+            rows_dropped: 0,
+            ..report()
+        };
+        let none = Report {
+            rows_deleted: 0,
+            ..kept.clone()
+        };
+        let question = |tables: &[Report]| {
+            Answer {
+                dry_run: true,
+                tables,
+            }
+            .question("db:5432/shop")
+        };
+        let tables = [
+            report(),
+            Report {
+                rows_deleted: 0,
+                ..report()
+            },
+        ];
         let both = "Delete 1234 rows, and 2 partitions with 40 rows, at db:5432/shop?";
         assert_eq!(question(&tables).as_deref(), Some(both));
-        assert_eq!(question(&[none.clone(), kept]).as_deref(), Some("Delete 1234 rows at db:5432/shop?"));
+        assert_eq!(
+            question(&[none.clone(), kept]).as_deref(),
+            Some("Delete 1234 rows at db:5432/shop?")
+        );
         assert_eq!(question(&[none]), None);
-        let text = Answer { dry_run: true, tables: &tables[..1] }.text();
+        let text = Answer {
+            dry_run: true,
+            tables: &tables[..1],
+        }
+        .text();
         assert!(
-            text.contains("  to delete  ") && text.ends_with("\npartitions to drop\n  \"public\".\"outbox_1\"\n"),
+            text.contains("  to delete  ")
+                && text.ends_with("\npartitions to drop\n  \"public\".\"outbox_1\"\n"),
             "{text}"
         );
     }
 
     #[test]
     fn cleanup_needs_an_age_and_skips_tables_without_one() {
-        let messages = OutboxConfig { source: EventSource::Messages("a".to_owned()), ..OutboxConfig::default() };
+        let messages = OutboxConfig {
+            source: EventSource::Messages("a".to_owned()),
+            ..OutboxConfig::default()
+        };
         let mut kept = OutboxConfig::default();
-        assert_eq!(wanted(std::slice::from_ref(&messages), None).unwrap_err().kind(), Kind::Config);
-        assert!(wanted(std::slice::from_ref(&kept), None).unwrap_err().what_to_do().unwrap().contains("--older-than"));
+        assert_eq!(
+            wanted(std::slice::from_ref(&messages), None)
+                .unwrap_err()
+                .kind(),
+            Kind::Config
+        );
+        assert!(
+            wanted(std::slice::from_ref(&kept), None)
+                .unwrap_err()
+                .what_to_do()
+                .unwrap()
+                .contains("--older-than")
+        );
         let day = Duration::from_secs(24 * 3600);
-        assert_eq!(wanted(&[messages, kept.clone()], Some(day)).unwrap().len(), 1);
+        assert_eq!(
+            wanted(&[messages, kept.clone()], Some(day)).unwrap().len(),
+            1
+        );
         kept.upkeep.retention = Some(day);
         let both = [kept, OutboxConfig::default()];
         assert_eq!(wanted(&both, None).unwrap().len(), 1);

@@ -1,4 +1,5 @@
-//! `walrelay completions` and `walrelay man`: files that follow from the definition of the command line.
+//! `walrelay completions` and `walrelay man`: files that follow from the definition of the command
+//! line.
 
 use std::path::PathBuf;
 
@@ -52,9 +53,13 @@ pub(super) fn completions(args: &CompletionsArgs, mut command: Command) -> Outco
 /// Writes the manual pages of `command`, the whole command line, and of its commands.
 pub(super) fn man(args: &ManArgs, command: Command) -> Outcome {
     let directory = &args.directory;
-    let written = std::fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(command, directory));
+    let written = std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(command, directory));
     Ok(written.map_err(|error| {
-        let cause = format!("the manual pages cannot be written to {}: {error}", directory.display());
+        let cause = format!(
+            "the manual pages cannot be written to {}: {error}",
+            directory.display()
+        );
         Error::new(Kind::Prerequisite, cause).remedy("name another directory")
     })?)
 }

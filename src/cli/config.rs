@@ -26,8 +26,8 @@ pub(crate) struct Common {
     /// The replication slot
     #[arg(long, value_name = "SLOT")]
     pub slot: Option<String>,
-    /// Connection string of the outbox's database. Leave the password out: every user of the machine can read a command
-    /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on
+    /// Connection string of the outbox's database. Leave the password out: every user of the
+    /// machine can read a command line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     #[command(flatten)]
@@ -38,10 +38,12 @@ pub(crate) struct Common {
 /// The configuration file, and keys over those of the file.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FileArgs {
-    /// The configuration file; by default ./walrelay.toml, else /etc/walrelay/walrelay.toml, if one exists
+    /// The configuration file; by default ./walrelay.toml, else /etc/walrelay/walrelay.toml, if one
+    /// exists
     #[arg(long, short, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Set a key of the file, such as delivery.retry_attempts=5, over file and variables; can be repeated
+    /// Set a key of the file, such as delivery.retry_attempts=5, over file and variables; can be
+    /// repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
@@ -49,7 +51,11 @@ pub(crate) struct FileArgs {
 impl FileArgs {
     /// The configuration file that the flag or the variable names.
     pub(super) fn named(&self) -> Option<PathBuf> {
-        let variable = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let variable = || {
+            std::env::var_os(CONFIG_VARIABLE)
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from)
+        };
         self.config.clone().or_else(variable)
     }
 }
@@ -92,8 +98,8 @@ pub(crate) struct RunSettings {
     /// The reaction to a lost slot
     #[arg(long, value_name = "REACTION", value_parser = one_of::<OnLoss>())]
     pub on_slot_loss: Option<OnLoss>,
-    /// The existing rows to publish at the first start: all, none, pending, since=TIME. By default those of outbox.pending;
-    /// without that key all rows, or none if setup created the slot
+    /// The existing rows to publish at the first start: all, none, pending, since=TIME. By default
+    /// those of outbox.pending; without that key all rows, or none if setup created the slot
     #[arg(long, value_name = "ROWS")]
     pub backlog: Option<String>,
     /// The most WAL that the slot may retain, such as 10GiB; no limit by default
@@ -134,9 +140,13 @@ pub(super) fn one_of<T>() -> impl TypedValueParser<Value = T>
 where
     T: VariantArray + EnumMessage + Into<&'static str> + Copy + Send + Sync + 'static,
 {
-    let named = |value: &T| PossibleValue::new((*value).into()).help(value.get_documentation().unwrap_or_default());
+    let named = |value: &T| {
+        PossibleValue::new((*value).into()).help(value.get_documentation().unwrap_or_default())
+    };
     PossibleValuesParser::new(T::VARIANTS.iter().map(named)).try_map(|name| {
-        let found = T::VARIANTS.iter().find(|value| Into::<&str>::into(**value) == name);
+        let found = T::VARIANTS
+            .iter()
+            .find(|value| Into::<&str>::into(**value) == name);
         found.copied().ok_or("not one of the values")
     })
 }
@@ -163,18 +173,28 @@ fn in_range(
 ) -> Result<Duration, String> {
     parsed
         .filter(|duration| range.contains(duration))
-        .ok_or_else(|| format!("write a duration up to {}, such as {example}", exact_duration(*range.end())))
+        .ok_or_else(|| {
+            format!(
+                "write a duration up to {}, such as {example}",
+                exact_duration(*range.end())
+            )
+        })
 }
 
 /// The settings among `args` that were typed: a field is named after its flag.
 pub(crate) fn flags(args: &impl Serialize) -> Flags {
     let typed = serde_json::to_value(args).unwrap_or_default();
-    let keys = KEYS.iter().filter_map(|key| Some((key, key.flag?.replace('-', "_"))));
-    keys.filter_map(|(key, field)| Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))).collect()
+    let keys = KEYS
+        .iter()
+        .filter_map(|key| Some((key, key.flag?.replace('-', "_"))));
+    keys.filter_map(|(key, field)| {
+        Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))
+    })
+    .collect()
 }
 
-/// The configuration files that are looked for if none is named. The first one that exists is read; one
-/// that this user may not look for is an error.
+/// The configuration files that are looked for if none is named. The first one that exists is read;
+/// one that this user may not look for is an error.
 const DEFAULT_FILES: [&str; 2] = ["./walrelay.toml", "/etc/walrelay/walrelay.toml"];
 
 /// The settings of a command with these `args`. Prints warnings of them.
@@ -198,13 +218,18 @@ pub(crate) fn checked(settings: &Settings) -> Result<Config> {
     Ok(config)
 }
 
-/// `flags` over `--set` over the environment over the configuration file over the defaults. `file`, `WALRELAY_CONFIG` or
-/// [`DEFAULT_FILES`] name the file.
+/// `flags` over `--set` over the environment over the configuration file over the defaults. `file`,
+/// `WALRELAY_CONFIG` or [`DEFAULT_FILES`] name the file.
 pub(crate) fn settings(flags: &Flags, file: &FileArgs) -> Result<Settings> {
-    let texts =
-        std::env::vars_os().filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
+    let texts = std::env::vars_os()
+        .filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
     let environment: Environment = texts.collect();
-    let by_default = || DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.try_exists().unwrap_or(true));
+    let by_default = || {
+        DEFAULT_FILES
+            .iter()
+            .map(PathBuf::from)
+            .find(|path| path.try_exists().unwrap_or(true))
+    };
     let path = file.named().or_else(by_default);
     let read = path.as_deref().map(ConfigFile::read).transpose()?;
     let mut read = read.unwrap_or_default();
@@ -236,24 +261,36 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
         ));
     }
     let databases = [Some(&config.source.database), config.source.upkeep.as_ref()];
-    let weaknesses = databases.into_iter().flatten().filter_map(|database| database.weakness());
+    let weaknesses = databases
+        .into_iter()
+        .flatten()
+        .filter_map(|database| database.weakness());
     warnings.extend(weaknesses.map(|weakness| format!("Postgres: {weakness}")));
     warnings.dedup();
     warnings.extend(unverified(config));
     let unencrypted = unencrypted(&config.kafka);
     if let Some(broker) = unencrypted.first() {
         warnings.push(format!(
-            "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see security.protocol of the \
+            "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see \
+             security.protocol of the \
              Kafka properties"
         ));
     }
-    if let Some(address) = config.http.listen.filter(|address| !address.ip().is_loopback()) {
-        warnings.push(format!("metrics and health are served on {address}, to whoever can reach it"));
+    if let Some(address) = config
+        .http
+        .listen
+        .filter(|address| !address.ip().is_loopback())
+    {
+        warnings.push(format!(
+            "metrics and health are served on {address}, to whoever can reach it"
+        ));
     }
     warnings
 }
 
 /// The options with which the bus's server is not verified.
 pub(crate) fn unverified(config: &Config) -> impl Iterator<Item = String> {
-    weakened(&config.kafka).into_iter().map(|weak| format!("Kafka's server is not verified: {weak}"))
+    weakened(&config.kafka)
+        .into_iter()
+        .map(|weak| format!("Kafka's server is not verified: {weak}"))
 }

@@ -1,4 +1,5 @@
-//! `walrelay doctor`: the survey of both ends in one table, each check with what mends it. Reads only.
+//! `walrelay doctor`: the survey of both ends in one table, each check with what mends it. Reads
+//! only.
 
 use clap::Args;
 
@@ -38,8 +39,14 @@ The other codes are those with which run would end, or which it would retry, at 
   30  the bus cannot be reached (31: refuses, or a topic does)";
 
 /// Prints the checks of both ends. `complete` adds the typed flags to a suggested command.
-pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), &args.settings.source.relay.common.file)?;
+pub(super) async fn doctor(
+    args: &DoctorArgs,
+    complete: &dyn Fn(NextCommand) -> NextCommand,
+) -> Outcome {
+    let settings = config::settings(
+        &flags(&args.settings),
+        &args.settings.source.relay.common.file,
+    )?;
     let config = config::config(&settings, false)?;
     let mut survey = Survey::new(complete);
     survey.ok("configuration", "", "valid");
@@ -47,7 +54,11 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
         survey.warning("configuration", "", warning, None);
     }
     survey.look(&config, Asked::Both).await;
-    for fix in survey.checks.iter_mut().filter_map(|check| check.fix.as_mut()) {
+    for fix in survey
+        .checks
+        .iter_mut()
+        .filter_map(|check| check.fix.as_mut())
+    {
         *fix = addressed(fix, &config.kafka);
     }
     print_report(args.output, &survey, &text(&survey))?;
@@ -55,12 +66,24 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
 }
 
 fn count(survey: &Survey<'_>, state: &str) -> u64 {
-    survey.checks.iter().filter(|check| check.state == state).count() as u64
+    survey
+        .checks
+        .iter()
+        .filter(|check| check.state == state)
+        .count() as u64
 }
 
 fn text(survey: &Survey<'_>) -> String {
     let mut table = Grid::headed("state, check, subject, found");
-    for Check { check, subject, state, found, fix, .. } in &survey.checks {
+    for Check {
+        check,
+        subject,
+        state,
+        found,
+        fix,
+        ..
+    } in &survey.checks
+    {
         table.row([state, check, subject, found]);
         // A line is what can be pasted alone.
         for (number, line) in fix.iter().flat_map(|fix| fix.lines()).enumerate() {
@@ -69,18 +92,34 @@ fn text(survey: &Survey<'_>) -> String {
         }
     }
     let warnings = counted(count(survey, WARNING), WARNING);
-    format!("{}\n{} ok, {warnings}, {} wrong\n", table.text(), count(survey, OK), count(survey, WRONG))
+    format!(
+        "{}\n{} ok, {warnings}, {} wrong\n",
+        table.text(),
+        count(survey, OK),
+        count(survey, WRONG)
+    )
 }
 
 /// The error of the first check that is wrong. Warnings alone are no error, and have an exit code.
 fn verdict(survey: &Survey<'_>) -> Outcome {
-    if let Some((first, kind)) = survey.checks.iter().find_map(|check| Some((check, check.error.as_ref()?.kind()))) {
+    if let Some((first, kind)) = survey
+        .checks
+        .iter()
+        .find_map(|check| Some((check, check.error.as_ref()?.kind())))
+    {
         let wrong = counted(count(survey, WRONG), "fault");
-        return Err(Error::new(kind, format!("{wrong}; first: {} {}", first.check, first.subject).trim_end())
-            .remedy("do what the table names after `fix:`, and run doctor again")
-            .into());
+        return Err(Error::new(
+            kind,
+            format!("{wrong}; first: {} {}", first.check, first.subject).trim_end(),
+        )
+        .remedy("do what the table names after `fix:`, and run doctor again")
+        .into());
     }
-    if count(survey, WARNING) == 0 { Ok(()) } else { Err(Failure::ExitCode(Kind::Unhealthy.exit_code())) }
+    if count(survey, WARNING) == 0 {
+        Ok(())
+    } else {
+        Err(Failure::ExitCode(Kind::Unhealthy.exit_code()))
+    }
 }
 
 #[cfg(test)]
@@ -105,9 +144,18 @@ mod tests {
         assert_eq!(code(&survey), 0);
         survey.ok("slot", "orders", "fits");
         survey.ok("topic", "t", "1 partition");
-        survey.warning("slot", "orders", "no relay", Some(Remedy::from(NextCommand::new("status"))));
+        survey.warning(
+            "slot",
+            "orders",
+            "no relay",
+            Some(Remedy::from(NextCommand::new("status"))),
+        );
         assert_eq!(code(&survey), 1);
-        survey.wrong("topic", "t", &Error::new(Kind::TopicRefused, "gone\nnow").remedy("create it;\nuse it"));
+        survey.wrong(
+            "topic",
+            "t",
+            &Error::new(Kind::TopicRefused, "gone\nnow").remedy("create it;\nuse it"),
+        );
         survey.ok("topic", "t", "1 partition");
         assert_eq!(code(&survey), 31);
         insta::assert_snapshot!(text(&survey), @r"

@@ -42,8 +42,12 @@ pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let keys = settings.model();
     logging::init(keys.log.format == LogFormat::Json, &keys.log.filter)?;
-    let (mut stop, listener) = (on_signals()?, http::bind(keys.http.listen.unwrap_or(ADDRESS)).await?);
-    let telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(keys.http.ready_within) };
+    let mut stop = on_signals()?;
+    let listener = http::bind(keys.http.listen.unwrap_or(ADDRESS)).await?;
+    let telemetry = Telemetry {
+        metrics: Metrics::of_slot(),
+        ..Telemetry::new(keys.http.ready_within)
+    };
     let source = settings.source()?;
     telemetry.metrics.relays(&source, "");
     // There is no bus here that could be away.

@@ -62,7 +62,10 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let found = match table::read(session.client(), wanted).await? {
         Some(found) => found,
         None => {
-            let cause = format!("there is no table {wanted} in database {}", database.database);
+            let cause = format!(
+                "there is no table {wanted} in database {}",
+                database.database
+            );
             let error = Error::new(Kind::Publication, cause);
             return Err(error.remedy(name_one(&session).await?).into());
         }
@@ -74,29 +77,61 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
         ..known
     };
     let suggestion = suggest(wanted, &found.columns, &known)?;
-    let file = args.target.output.as_ref().map(|path| path.display().to_string());
-    let adds_column = known.no_xid_column.is_none() && !found.columns.iter().any(Column::tells_transaction);
-    let about = explanation(&suggestion, file.as_deref(), known.brokers.is_some(), adds_column);
+    let file = args
+        .target
+        .output
+        .as_ref()
+        .map(|path| path.display().to_string());
+    let adds_column =
+        known.no_xid_column.is_none() && !found.columns.iter().any(Column::tells_transaction);
+    let about = explanation(
+        &suggestion,
+        file.as_deref(),
+        known.brokers.is_some(),
+        adds_column,
+    );
     args.target.write(&suggestion.toml, &about, &suggestion)
 }
 
 fn setup_refusal(name: &TableName, table: &Table) -> Option<String> {
-    let (kind, persistence) = (table.kind.clone(), table.persistence.clone());
-    let streamed = catalog::PublishedTable { kind, persistence, ..catalog::PublishedTable::default() };
-    refusal("setup", can_be_streamed(name, &streamed).and_then(|()| plan::is_owned(name, table)))
+    let kind = table.kind.clone();
+    let persistence = table.persistence.clone();
+    let streamed = catalog::PublishedTable {
+        kind,
+        persistence,
+        ..catalog::PublishedTable::default()
+    };
+    refusal(
+        "setup",
+        can_be_streamed(name, &streamed).and_then(|()| plan::is_owned(name, table)),
+    )
 }
 
 /// The refusal of the table by `command`, if it refuses the table.
 fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
     let error = judged.err()?;
-    Some(format!("`walrelay {command}` will refuse the table: {}", plan::with_remedy(&error)))
+    Some(format!(
+        "`walrelay {command}` will refuse the table: {}",
+        plan::with_remedy(&error)
+    ))
 }
 
 fn known(settings: &Settings) -> Result<Known> {
-    let text = |path| settings.get(path).map(|given| given.text.expose().to_owned());
-    let url = settings.get("database.url").filter(|given| matches!(given.origin, Origin::Flag(_)));
-    let url = url.map(|given| given.text.expose()).filter(|url| !may_hold_password(url));
-    let slot = settings.get("slot.name").map(|_| settings.slot()).transpose()?;
+    let text = |path| {
+        settings
+            .get(path)
+            .map(|given| given.text.expose().to_owned())
+    };
+    let url = settings
+        .get("database.url")
+        .filter(|given| matches!(given.origin, Origin::Flag(_)));
+    let url = url
+        .map(|given| given.text.expose())
+        .filter(|url| !may_hold_password(url));
+    let slot = settings
+        .get("slot.name")
+        .map(|_| settings.slot())
+        .transpose()?;
     Ok(Known {
         database_url: url.map(str::to_owned),
         slot: slot.map(|slot| slot.to_string()),
@@ -109,7 +144,9 @@ fn known(settings: &Settings) -> Result<Known> {
 /// The remedy that names up to ten tables that may be outboxes, likely ones first.
 async fn name_one(session: &SqlSession) -> Result<String> {
     let rows = session.rows("looking for tables", TABLES, &[]).await?;
-    let names = rows.iter().map(|row| Ok(shell_word(&column::<String>(row, "name")?)));
+    let names = rows
+        .iter()
+        .map(|row| Ok(shell_word(&column::<String>(row, "name")?)));
     let names = names.collect::<Result<Vec<_>>>()?.join(", ");
     Ok(match names.as_str() {
         "" => "name the outbox table with --table; this database has no table".to_owned(),
@@ -118,9 +155,13 @@ async fn name_one(session: &SqlSession) -> Result<String> {
 }
 
 fn fit(name: &TableName, table: &Table) -> Result<()> {
-    let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
+    let unfit =
+        |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
     if !table.is_table() {
-        return unfit(format!("{name} is not a table"), "name the table that events are inserted into".to_owned());
+        return unfit(
+            format!("{name} is not a table"),
+            "name the table that events are inserted into".to_owned(),
+        );
     }
     if let Some(whole) = &table.partition_of {
         return unfit(
@@ -131,28 +172,57 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
     Ok(())
 }
 
-fn explanation(suggestion: &Suggestion, file: Option<&str>, brokers_known: bool, adds_column: bool) -> String {
+fn explanation(
+    suggestion: &Suggestion,
+    file: Option<&str>,
+    brokers_known: bool,
+    adds_column: bool,
+) -> String {
     let mut columns = Grid::headed("column, type, used for, why");
     for of in &suggestion.columns {
-        let used_for = if of.used_for.is_empty() { "not used".to_owned() } else { of.used_for.join(", ") };
+        let used_for = if of.used_for.is_empty() {
+            "not used".to_owned()
+        } else {
+            of.used_for.join(", ")
+        };
         columns.row([&of.column, &of.type_name, &used_for, &of.why]);
     }
     let name = file.unwrap_or(FILE);
     let (column, made) = match adds_column {
-        true => (" --add-xid-column", "publication, slot, and a column that shows which rows are published"),
+        true => (
+            " --add-xid-column",
+            "publication, slot, and a column that shows which rows are published",
+        ),
         false => ("", "publication and slot; the table stays unchanged"),
     };
     let next = labelled([
-        (format!("  walrelay setup --config {name}{column}"), made.to_owned()),
-        (format!("  walrelay config check --config {name}"), "the record of the newest row".to_owned()),
-        (format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()),
+        (
+            format!("  walrelay setup --config {name}{column}"),
+            made.to_owned(),
+        ),
+        (
+            format!("  walrelay config check --config {name}"),
+            "the record of the newest row".to_owned(),
+        ),
+        (
+            format!("  walrelay run --config {name}"),
+            "relay until Ctrl-C".to_owned(),
+        ),
     ]);
-    let set = if brokers_known { "" } else { " set kafka.brokers," };
+    let set = if brokers_known {
+        ""
+    } else {
+        " set kafka.brokers,"
+    };
     let first = match file {
         Some(file) => format!("Written to {file}. Read the file,{set} correct the guesses, then:"),
         None => format!("Save the output as {FILE},{set} correct the guesses, then:"),
     };
-    let warnings: String = suggestion.warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
+    let warnings: String = suggestion
+        .warnings
+        .iter()
+        .map(|warning| format!("\nwarning: {warning}"))
+        .collect();
     format!("{}{warnings}\n{first}\n{}", columns.text(), next.trim_end())
 }
 
@@ -166,44 +236,78 @@ mod tests {
     fn what_setup_will_refuse_is_foretold_in_its_words() {
         let name: TableName = "outbox".parse().unwrap();
         let table = |persistence: &str, columns: &[(&str, &str)]| {
-            let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
-            Table { kind: "r".into(), persistence: persistence.to_owned(), owned: true, columns, ..Table::default() }
+            let columns = columns
+                .iter()
+                .map(|(name, base)| Column::of(name, base))
+                .collect();
+            Table {
+                kind: "r".into(),
+                persistence: persistence.to_owned(),
+                owned: true,
+                columns,
+                ..Table::default()
+            }
         };
         let foretold = |table: &Table| {
-            [setup_refusal(&name, table), refusal("setup --add-xid-column", xid_column::wanted(&name, table))]
+            [
+                setup_refusal(&name, table),
+                refusal("setup --add-xid-column", xid_column::wanted(&name, table)),
+            ]
         };
-        assert_eq!(foretold(&table("p", &[("xid", "int8"), ("walrelay_xid", "xid8")])), [None, None]);
-        let of_others = Table { owned: false, role: "app".to_owned(), ..table("p", &[]) };
-        let start =
-            "`walrelay setup` will refuse the table: role app does not own table public.outbox: run setup as the";
+        assert_eq!(
+            foretold(&table("p", &[("xid", "int8"), ("walrelay_xid", "xid8")])),
+            [None, None]
+        );
+        let of_others = Table {
+            owned: false,
+            role: "app".to_owned(),
+            ..table("p", &[])
+        };
+        let start = "`walrelay setup` will refuse the table: role app does not own table \
+                     public.outbox: run setup as the";
         assert!(setup_refusal(&name, &of_others).is_some_and(|told| told.starts_with(start)));
         let [unlogged, taken] = foretold(&table("u", &[("xid", "int8"), ("walrelay_xid", "text")]));
         assert_eq!(
             unlogged.as_deref(),
             Some(
-                "`walrelay setup` will refuse the table: table public.outbox is unlogged: its rows are never in the WAL: \
+                "`walrelay setup` will refuse the table: table public.outbox is unlogged: its rows \
+                 are never in the WAL: \
                  alter table public.outbox set logged"
             )
         );
-        let start = "`walrelay setup --add-xid-column` will refuse the table: table public.outbox has columns xid and \
+        let start = "`walrelay setup --add-xid-column` will refuse the table: table public.outbox \
+                     has columns xid and \
                      walrelay_xid, and neither has the transaction: add a column of type xid8";
-        assert!(taken.as_ref().is_some_and(|taken| taken.starts_with(start)), "{taken:?}");
+        assert!(
+            taken.as_ref().is_some_and(|taken| taken.starts_with(start)),
+            "{taken:?}"
+        );
     }
 
     #[test]
     fn the_explanation_lists_the_use_of_each_column_and_the_next_commands() {
-        let column_use = |column: &str, type_name: &str, used_for: &[&'static str], why: &str| ColumnUse {
-            column: column.to_owned(),
-            type_name: type_name.to_owned(),
-            used_for: used_for.to_vec(),
-            why: why.to_owned(),
-        };
+        let column_use =
+            |column: &str, type_name: &str, used_for: &[&'static str], why: &str| ColumnUse {
+                column: column.to_owned(),
+                type_name: type_name.to_owned(),
+                used_for: used_for.to_vec(),
+                why: why.to_owned(),
+            };
         let columns = [
             column_use("id", "uuid", &["event id"], "the primary key"),
-            column_use("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
+            column_use(
+                "tenant_id",
+                "character varying(50)",
+                &["key", "header"],
+                "by its name",
+            ),
             column_use("status", "text", &[], "what a dispatcher notes down"),
         ];
-        let mut suggestion = Suggestion { toml: String::new(), columns: columns.to_vec(), warnings: Vec::new() };
+        let mut suggestion = Suggestion {
+            toml: String::new(),
+            columns: columns.to_vec(),
+            warnings: Vec::new(),
+        };
         insta::assert_snapshot!(explanation(&suggestion, None, false, false), @r#"
         column     type                   used for     why
         id         uuid                   event id     the primary key
@@ -217,10 +321,18 @@ mod tests {
         "#);
         suggestion.warnings.push("it may not fit".to_owned());
         let explained = explanation(&suggestion, Some("w.toml"), true, true);
-        assert!(explained.contains("notes down\n\nwarning: it may not fit\nWritten to"), "{explained}");
-        assert!(explained.contains("Written to w.toml. Read the file, correct"), "{explained}");
         assert!(
-            explained.contains("walrelay setup --config w.toml --add-xid-column  publication, slot, and a column"),
+            explained.contains("notes down\n\nwarning: it may not fit\nWritten to"),
+            "{explained}"
+        );
+        assert!(
+            explained.contains("Written to w.toml. Read the file, correct"),
+            "{explained}"
+        );
+        assert!(
+            explained.contains(
+                "walrelay setup --config w.toml --add-xid-column  publication, slot, and a column"
+            ),
             "{explained}"
         );
     }
@@ -229,10 +341,19 @@ mod tests {
     fn a_database_url_with_a_password_is_not_written_to_the_configuration() {
         let written = |url: &str| {
             let flags = crate::config::layers::Flags::from([("database.url", url.to_owned())]);
-            known(&Settings::new(&flags, &Default::default(), None).unwrap()).unwrap().database_url
+            known(&Settings::new(&flags, &Default::default(), None).unwrap())
+                .unwrap()
+                .database_url
         };
-        assert_eq!(written("postgres://me@db/shop").as_deref(), Some("postgres://me@db/shop"));
-        for url in ["postgres://me:canary@db/shop", "postgres://db/shop?p%61ssword=canary", "host=db password=canary"] {
+        assert_eq!(
+            written("postgres://me@db/shop").as_deref(),
+            Some("postgres://me@db/shop")
+        );
+        for url in [
+            "postgres://me:canary@db/shop",
+            "postgres://db/shop?p%61ssword=canary",
+            "host=db password=canary",
+        ] {
             assert_eq!(written(url), None);
         }
     }

@@ -1,5 +1,5 @@
-//! The command line. Each command has its flags and help in its own file; [`config`] has those of several commands and reads
-//! the configuration, and [`output`] prints.
+//! The command line. Each command has its flags and help in its own file; [`config`] has those of
+//! several commands and reads the configuration, and [`output`] prints.
 
 use std::future::pending;
 use std::pin::pin;
@@ -79,16 +79,31 @@ pub struct Cli {
 const GROUPS: [(&str, &str); 7] = [
     ("Configuration", "config set"),
     ("Connections", "database-url brokers"),
-    ("Outbox and slot", "slot publication table mode backlog adopt-slot"),
-    ("Delivery", "sink on-error guarantee state-store shutdown-timeout"),
-    ("Lost slots and WAL", "on-slot-loss max-retained-bytes over-budget"),
-    ("Selection", "id aggregate class topic type outbox since until older-than where all"),
-    ("Output", "http json limit log log-format nagios no-body output payload show lines unknown watch"),
+    (
+        "Outbox and slot",
+        "slot publication table mode backlog adopt-slot",
+    ),
+    (
+        "Delivery",
+        "sink on-error guarantee state-store shutdown-timeout",
+    ),
+    (
+        "Lost slots and WAL",
+        "on-slot-loss max-retained-bytes over-budget",
+    ),
+    (
+        "Selection",
+        "id aggregate class topic type outbox since until older-than where all",
+    ),
+    (
+        "Output",
+        "http json limit log log-format nagios no-body output payload show lines unknown watch",
+    ),
 ];
 
 impl Cli {
-    /// The command line for help and manual pages, with groups, variables and defaults. Do not parse with it: a variable
-    /// or a default would count as typed.
+    /// The command line for help and manual pages, with groups, variables and defaults. Do not
+    /// parse with it: a variable or a default would count as typed.
     #[must_use]
     pub fn documented() -> clap::Command {
         documented(Self::command())
@@ -97,13 +112,20 @@ impl Cli {
 
 fn documented(command: clap::Command) -> clap::Command {
     // Other commands read no variables.
-    let reads_settings = command.get_arguments().any(|argument| argument.get_long() == Some("config"));
-    command.mut_args(|argument| documented_flag(argument, reads_settings)).mut_subcommands(documented)
+    let reads_settings = command
+        .get_arguments()
+        .any(|argument| argument.get_long() == Some("config"));
+    command
+        .mut_args(|argument| documented_flag(argument, reads_settings))
+        .mut_subcommands(documented)
 }
 
 fn documented_flag(argument: Arg, reads_settings: bool) -> Arg {
     let flag = argument.get_long().unwrap_or_default().to_owned();
-    let group = GROUPS.iter().find(|(_, flags)| flags.split(' ').any(|of| of == flag)).map(|(group, _)| *group);
+    let group = GROUPS
+        .iter()
+        .find(|(_, flags)| flags.split(' ').any(|of| of == flag))
+        .map(|(group, _)| *group);
     let argument = argument.help_heading(group).hide_env_values(true);
     if !reads_settings {
         return argument;
@@ -111,9 +133,13 @@ fn documented_flag(argument: Arg, reads_settings: bool) -> Arg {
     if flag == "config" {
         return argument.env(CONFIG_VARIABLE);
     }
-    let Some(key) = KEYS.iter().find(|key| key.flag == Some(&flag)) else { return argument };
+    let Some(key) = KEYS.iter().find(|key| key.flag == Some(&flag)) else {
+        return argument;
+    };
     let argument = argument.env(key.variable());
-    key.default.as_ref().map_or(argument.clone(), |default| argument.default_value(default))
+    key.default
+        .as_ref()
+        .map_or(argument.clone(), |default| argument.default_value(default))
 }
 
 #[derive(Debug, Subcommand)]
@@ -176,7 +202,8 @@ pub(crate) enum ConfigCommand {
     /// Check a configuration against the database, and show the record of one row
     #[command(after_help = check::HELP)]
     Check(CheckArgs),
-    /// Convert the configuration of a Debezium connector, and list the options that have no equivalent
+    /// Convert the configuration of a Debezium connector, and list the options that have no
+    /// equivalent
     #[cfg(feature = "debezium")]
     #[command(after_help = import::HELP)]
     Import(ImportArgs),
@@ -186,8 +213,9 @@ pub(crate) enum ConfigCommand {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub settings: RunSettings,
-    /// Discard the stored position, and start at the slot's. For one start after the server was replaced: the relay skips
-    /// the events between the two positions, unless --backlog selects rows of the table
+    /// Discard the stored position, and start at the slot's. For one start after the server was
+    /// replaced: the relay skips the events between the two positions, unless --backlog selects
+    /// rows of the table
     #[arg(long)]
     pub adopt_slot: bool,
 }
@@ -197,7 +225,11 @@ fn long_version() -> String {
     let commit = option_env!("WALRELAY_COMMIT").map(|commit| format!(" ({commit})"));
     // OpenSSL says its name itself.
     let [(client, version), (_, openssl)] = linked_libraries();
-    format!("{}{}\n{client} {version}\n{openssl}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
+    format!(
+        "{}{}\n{client} {version}\n{openssl}",
+        env!("CARGO_PKG_VERSION"),
+        commit.unwrap_or_default()
+    )
 }
 
 #[derive(Debug, Args)]
@@ -254,7 +286,8 @@ Examples:
   walrelay demo
   walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
 
-\"Commit to reader\" is the p50/p99 time from the commit to the arrival of the event at a consumer. It is a little longer than the commit-to-ack latency.
+\"Commit to reader\" is the p50/p99 time from the commit to the arrival of the event at a \
+  consumer. It is a little longer than the commit-to-ack latency.
 
 Exit codes:
   0   every event was verified
@@ -262,8 +295,8 @@ Exit codes:
   2   the flags are not valid
   4   Postgres' programs are missing";
 
-/// Runs the command and gives its exit code. The commands in an error's remedy get those of the `typed` flags that they
-/// take.
+/// Runs the command and gives its exit code. The commands in an error's remedy get those of the
+/// `typed` flags that they take.
 ///
 /// # Errors
 /// Those of the command. A closed standard output ends it without an error.
@@ -282,7 +315,12 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
 pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
     let typed = innermost(typed);
     // Commands that write a file have only --json.
-    let json = typed.try_get_one::<bool>("json").ok().flatten().is_some_and(|json| *json).then_some(Form::Json);
+    let json = typed
+        .try_get_one::<bool>("json")
+        .ok()
+        .flatten()
+        .is_some_and(|json| *json)
+        .then_some(Form::Json);
     let form = typed.try_get_one::<Form>("form").ok().flatten().copied();
     printable(&error_in(json.or(form).unwrap_or_default(), error)).into_owned()
 }
@@ -290,35 +328,48 @@ pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
 /// Whether these are the words of a Nagios check, which has the exit codes of the plugin interface.
 #[must_use]
 pub fn is_nagios(words: &[String]) -> bool {
-    ["status", "--nagios"].iter().all(|needed| words.iter().any(|word| word == needed))
+    ["status", "--nagios"]
+        .iter()
+        .all(|needed| words.iter().any(|word| word == needed))
 }
 
 /// A usage error in the form that the typed words ask for; none for people, to whom clap shows it.
 #[must_use]
 pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
     if is_nagios(words) {
-        // A monitoring server keeps and shows the line. A word that was not understood may be a connection URL.
+        // A monitoring server keeps and shows the line. A word that was not understood may be a
+        // connection URL.
         let error = Error::new(Kind::Config, "a flag or value of the check is not valid");
         return Some(nagios::Check::failed(&error).to_string());
     }
     let text = error.to_string();
     let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
     let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
-    let follows =
-        words.windows(2).filter(|pair| pair.first().is_some_and(|word| ["--output", "-o"].contains(&word.as_str())));
+    let follows = words.windows(2).filter(|pair| {
+        pair.first()
+            .is_some_and(|word| ["--output", "-o"].contains(&word.as_str()))
+    });
     let values = follows.filter_map(|pair| pair.get(1)).map(String::as_str);
-    let values = values.chain(words.iter().filter_map(|word| word.strip_prefix("--output=")));
+    let values = values.chain(
+        words
+            .iter()
+            .filter_map(|word| word.strip_prefix("--output=")),
+    );
     let json = words.iter().any(|word| word == "--json").then_some("json");
-    let form = values.chain(json).find_map(|value| Form::from_str(value, true).ok())?;
+    let form = values
+        .chain(json)
+        .find_map(|value| Form::from_str(value, true).ok())?;
     (form != Form::Table).then(|| printable(&error_in(form, &error)).into_owned())
 }
 
 fn innermost(typed: &ArgMatches) -> &ArgMatches {
-    typed.subcommand().map_or(typed, |(_, nested)| innermost(nested))
+    typed
+        .subcommand()
+        .map_or(typed, |(_, nested)| innermost(nested))
 }
 
-/// The typed flags that set keys, without those that may hold a secret. The next command reads the environment by
-/// itself.
+/// The typed flags that set keys, without those that may hold a secret. The next command reads the
+/// environment by itself.
 fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
     let command = innermost(typed);
     let flag = |name: &'static str| {
@@ -327,21 +378,42 @@ fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
             "set" => !may_hold_secret(value),
             _ => true,
         };
-        let values = command.try_get_raw(&name.replace('-', "_")).ok().flatten().into_iter().flatten();
+        let values = command
+            .try_get_raw(&name.replace('-', "_"))
+            .ok()
+            .flatten()
+            .into_iter()
+            .flatten();
         let shown = values.filter_map(|value| value.to_str()).filter(is_shown);
-        shown.map(|value| Flag { name, value: Some(shell_word(value)) }).collect::<Vec<_>>()
+        shown
+            .map(|value| Flag {
+                name,
+                value: Some(shell_word(value)),
+            })
+            .collect::<Vec<_>>()
     };
     let keys = KEYS.iter().filter_map(|key| key.flag);
-    ["config", "set"].into_iter().chain(keys).flat_map(flag).collect()
+    ["config", "set"]
+        .into_iter()
+        .chain(keys)
+        .flat_map(flag)
+        .collect()
 }
 
 /// `next` with those of `flags` that it takes, so that it concerns the same relay.
 fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
     let mut root = Cli::command();
     root.build();
-    let found = next.name().split(' ').try_fold(&root, |command, name| command.find_subcommand(name));
+    let found = next
+        .name()
+        .split(' ')
+        .try_fold(&root, |command, name| command.find_subcommand(name));
     let takes = |flag: &Flag| {
-        found.is_some_and(|command| command.get_arguments().any(|argument| argument.get_long() == Some(flag.name)))
+        found.is_some_and(|command| {
+            command
+                .get_arguments()
+                .any(|argument| argument.get_long() == Some(flag.name))
+        })
     };
     next.with_missing(flags.iter().filter(|flag| takes(flag)).cloned())
 }
@@ -373,7 +445,11 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
 async fn demo(args: &DemoArgs) -> Outcome {
     let report = demo::run(&args.options).await?;
     print(&args.output.line(&report, report.to_string().trim_end())?)?;
-    if report.verified { Ok(()) } else { Err(Error::new(Kind::NotVerified, report.summary()).into()) }
+    if report.verified {
+        Ok(())
+    } else {
+        Err(Error::new(Kind::NotVerified, report.summary()).into())
+    }
 }
 
 async fn run(args: &RunArgs) -> Outcome {
@@ -381,7 +457,11 @@ async fn run(args: &RunArgs) -> Outcome {
     let settings = config::settings(&flags(&args.settings), file)?;
     let config = config::config(&settings, args.adopt_slot)?;
     let named = file.named().map(|file| shell_word(&file.to_string_lossy()));
-    Given { config: named, placeholders: tool_placeholders(&config.kafka) }.set_for_process();
+    Given {
+        config: named,
+        placeholders: tool_placeholders(&config.kafka),
+    }
+    .set_for_process();
     logging::init(config.log.format == LogFormat::Json, &config.log.filter)?;
     if let Some(file) = settings.file() {
         tracing::info!(event = "configuration_read", file, "configuration file");
@@ -395,11 +475,19 @@ async fn run(args: &RunArgs) -> Outcome {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };
-    let guarantee = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
+    let guarantee = if config.delivery.transactions().is_some() {
+        "exactly-once"
+    } else {
+        "at-least-once"
+    };
     telemetry.metrics.relays(&config.source, guarantee);
     let slot = &config.source.slot;
     let dropped = &telemetry.metrics.dropped_spans;
-    let otel = config.otel.as_ref().map(|otel| Exporter::start(otel, slot, dropped)).transpose()?;
+    let otel = config
+        .otel
+        .as_ref()
+        .map(|otel| Exporter::start(otel, slot, dropped))
+        .transpose()?;
     telemetry.spans = otel.as_ref().map(|otel| otel.spans.clone());
     let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
     let is_watched = pages.is_some();
@@ -447,32 +535,63 @@ mod tests {
 
     #[test]
     fn the_long_version_names_the_linked_libraries_and_the_short_one_is_one_line() {
-        let printed = |flag: &str| Cli::try_parse_from(["walrelay", flag]).unwrap_err().to_string();
-        assert_eq!(printed("-V"), format!("walrelay {}\n", env!("CARGO_PKG_VERSION")));
+        let printed = |flag: &str| {
+            Cli::try_parse_from(["walrelay", flag])
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            printed("-V"),
+            format!("walrelay {}\n", env!("CARGO_PKG_VERSION"))
+        );
         let long = printed("--version");
         let lines: Vec<&str> = long.lines().collect();
-        assert!(lines[0].starts_with(printed("-V").trim_end()) && lines[1].starts_with("librdkafka 2."), "{long}");
-        assert!(lines[2].starts_with("OpenSSL ") && lines.len() == 3, "{long}");
+        assert!(
+            lines[0].starts_with(printed("-V").trim_end()) && lines[1].starts_with("librdkafka 2."),
+            "{long}"
+        );
+        assert!(
+            lines[2].starts_with("OpenSSL ") && lines.len() == 3,
+            "{long}"
+        );
     }
 
     #[test]
     fn every_command_has_a_manual_page_and_is_completed() {
         let folder = tempfile::tempdir().unwrap();
-        completions::man(&ManArgs { directory: folder.path().join("man1") }, Cli::command()).unwrap();
+        completions::man(
+            &ManArgs {
+                directory: folder.path().join("man1"),
+            },
+            Cli::command(),
+        )
+        .unwrap();
         for command in commands() {
             let name = command.get_display_name().unwrap_or("walrelay").to_owned();
-            let page = std::fs::read_to_string(folder.path().join(format!("man1/{name}.1"))).unwrap();
+            let page =
+                std::fs::read_to_string(folder.path().join(format!("man1/{name}.1"))).unwrap();
             assert!(page.contains("Exit codes") || name == "walrelay", "{name}");
         }
         let mut script = Vec::new();
-        clap_complete::generate(clap_complete::Shell::Bash, &mut Cli::command(), "walrelay", &mut script);
-        assert!(String::from_utf8(script).unwrap().contains("--max-retained-bytes"));
+        clap_complete::generate(
+            clap_complete::Shell::Bash,
+            &mut Cli::command(),
+            "walrelay",
+            &mut script,
+        );
+        assert!(
+            String::from_utf8(script)
+                .unwrap()
+                .contains("--max-retained-bytes")
+        );
     }
 
     #[test]
     fn no_flag_takes_a_password() {
         let command = Cli::command();
-        let nested = command.get_subcommands().flat_map(clap::Command::get_subcommands);
+        let nested = command
+            .get_subcommands()
+            .flat_map(clap::Command::get_subcommands);
         for command in command.get_subcommands().chain(nested) {
             for argument in command.get_arguments() {
                 let long = argument.get_long().unwrap_or_default();
@@ -504,12 +623,27 @@ mod tests {
             &["walrelay", "parked", "show"],
             &["walrelay", "parked", "drop", "7", "--id", "8"],
             &["walrelay", "parked", "list", "--limit", "0"],
-            &["walrelay", "parked", "list", "--until", "1h", "--older-than", "2h"],
+            &[
+                "walrelay",
+                "parked",
+                "list",
+                "--until",
+                "1h",
+                "--older-than",
+                "2h",
+            ],
             &["walrelay", "config", "import"],
             &["walrelay", "config", "import", "c.json", "--force"],
             &["walrelay", "config", "init", "--table", "t", "--force"],
             &["walrelay", "config", "check", "--offline", "--json"],
-            &["walrelay", "config", "check", "--offline", "--output", "yaml"],
+            &[
+                "walrelay",
+                "config",
+                "check",
+                "--offline",
+                "--output",
+                "yaml",
+            ],
             &["walrelay", "status", "--json", "--output", "yaml"],
             &["walrelay", "status", "--nagios", "--watch"],
             &["walrelay", "status", "--nagios", "--json"],
@@ -528,21 +662,43 @@ mod tests {
         let run = command.find_subcommand("run").unwrap();
         for key in KEYS.iter() {
             let Some(flag) = key.flag else { continue };
-            let argument = run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
-            assert_eq!(argument.get_env(), Some(std::ffi::OsStr::new(&key.variable())), "--{flag}");
-            let default = argument.get_default_values().first().map(|default| default.to_str().unwrap().to_owned());
+            let argument = run
+                .get_arguments()
+                .find(|argument| argument.get_long() == Some(flag))
+                .unwrap();
+            assert_eq!(
+                argument.get_env(),
+                Some(std::ffi::OsStr::new(&key.variable())),
+                "--{flag}"
+            );
+            let default = argument
+                .get_default_values()
+                .first()
+                .map(|default| default.to_str().unwrap().to_owned());
             assert_eq!(default, key.default, "--{flag}");
-            let value =
-                argument.get_possible_values().last().map_or("x".to_owned(), |value| value.get_name().to_owned());
+            let value = argument
+                .get_possible_values()
+                .last()
+                .map_or("x".to_owned(), |value| value.get_name().to_owned());
             for command in [&["run"][..], &["config", "check"]] {
-                let typed = ["walrelay"].iter().chain(command).copied().map(str::to_owned);
-                let args = Cli::try_parse_from(typed.chain([format!("--{flag}"), value.clone()])).unwrap().command;
+                let typed = ["walrelay"]
+                    .iter()
+                    .chain(command)
+                    .copied()
+                    .map(str::to_owned);
+                let args = Cli::try_parse_from(typed.chain([format!("--{flag}"), value.clone()]))
+                    .unwrap()
+                    .command;
                 let (Command::Run(RunArgs { settings, .. })
                 | Command::Config(ConfigCommand::Check(CheckArgs { settings, .. }))) = args
                 else {
                     panic!("neither run nor config check")
                 };
-                assert_eq!(flags(&settings), Flags::from([(key.path.as_str(), value.clone())]), "{command:?} --{flag}");
+                assert_eq!(
+                    flags(&settings),
+                    Flags::from([(key.path.as_str(), value.clone())]),
+                    "{command:?} --{flag}"
+                );
             }
         }
     }
@@ -551,14 +707,28 @@ mod tests {
     fn the_help_groups_flags_and_shows_variables_without_their_values() {
         Cli::documented().debug_assert();
         let mut command = Cli::documented();
-        let run = command.find_subcommand_mut("run").unwrap().render_help().to_string();
-        for text in ["Connections:\n", "[env: WALRELAY_DATABASE_URL]", "--on-slot-loss <REACTION>", "[default: 30s]"] {
+        let run = command
+            .find_subcommand_mut("run")
+            .unwrap()
+            .render_help()
+            .to_string();
+        for text in [
+            "Connections:\n",
+            "[env: WALRELAY_DATABASE_URL]",
+            "--on-slot-loss <REACTION>",
+            "[default: 30s]",
+        ] {
             assert!(run.contains(text), "{text}: {run}");
         }
-        let known: Vec<_> =
-            commands().iter().flat_map(|command| command.get_arguments().cloned().collect::<Vec<_>>()).collect();
+        let known: Vec<_> = commands()
+            .iter()
+            .flat_map(|command| command.get_arguments().cloned().collect::<Vec<_>>())
+            .collect();
         let mut grouped = GROUPS.iter().flat_map(|(_, flags)| flags.split(' '));
-        assert_eq!(grouped.find(|flag| !known.iter().any(|known| known.get_long() == Some(*flag))), None);
+        assert_eq!(
+            grouped.find(|flag| !known.iter().any(|known| known.get_long() == Some(*flag))),
+            None
+        );
     }
 
     fn commands() -> Vec<clap::Command> {
@@ -566,8 +736,14 @@ mod tests {
         command.build();
         let mut all: Vec<clap::Command> = vec![command];
         let mut at = 0;
-        while let Some(next) = all.get(at).map(|command| command.get_subcommands().cloned().collect::<Vec<_>>()) {
-            all.extend(next.into_iter().filter(|command| command.get_name() != "help"));
+        while let Some(next) = all
+            .get(at)
+            .map(|command| command.get_subcommands().cloned().collect::<Vec<_>>())
+        {
+            all.extend(
+                next.into_iter()
+                    .filter(|command| command.get_name() != "help"),
+            );
             at += 1;
         }
         all
@@ -578,15 +754,31 @@ mod tests {
         const COLUMNS: usize = 80;
         for command in commands() {
             let name = command.get_name().to_owned();
-            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
             let (examples, rest) = help.split_once("\n\n").unwrap();
-            assert!(name == "walrelay" || rest.contains("Exit codes:\n  0 "), "{name}");
-            assert!(examples.starts_with("Examples:\n") || name == "walrelay", "{name}");
+            assert!(
+                name == "walrelay" || rest.contains("Exit codes:\n  0 "),
+                "{name}"
+            );
+            assert!(
+                examples.starts_with("Examples:\n") || name == "walrelay",
+                "{name}"
+            );
             for line in examples.lines() {
                 assert!(line.chars().count() <= COLUMNS, "{name}: {line}");
             }
-            let rendered = command.clone().term_width(COLUMNS).render_help().to_string();
-            assert!(rendered.contains(examples), "{name}: wrapped in\n{rendered}");
+            let rendered = command
+                .clone()
+                .term_width(COLUMNS)
+                .render_help()
+                .to_string();
+            assert!(
+                rendered.contains(examples),
+                "{name}: wrapped in\n{rendered}"
+            );
         }
     }
 
@@ -596,9 +788,15 @@ mod tests {
         let help = command.render_long_help().to_string();
         for listed in command.get_subcommands() {
             let about = listed.get_about().unwrap().to_string();
-            assert!(help.contains(&format!("  {} ", listed.get_name())) && help.contains(&about), "{help}");
+            assert!(
+                help.contains(&format!("  {} ", listed.get_name())) && help.contains(&about),
+                "{help}"
+            );
         }
-        assert!(help.ends_with(AFTER_HELP) || help.ends_with(&format!("{AFTER_HELP}\n")), "{help}");
+        assert!(
+            help.ends_with(AFTER_HELP) || help.ends_with(&format!("{AFTER_HELP}\n")),
+            "{help}"
+        );
     }
 
     #[test]
@@ -607,7 +805,10 @@ mod tests {
         for (typed, start) in [
             (&["status"][..], "error: x"),
             (&["status", "--json"], "{\"kind\":\"config\""),
-            (&["parked", "list", "--output", "json"], "{\"kind\":\"config\""),
+            (
+                &["parked", "list", "--output", "json"],
+                "{\"kind\":\"config\"",
+            ),
             (&["cleanup", "--output", "yaml"], "kind: config\n"),
             (&["config", "init", "--output", "json"], "error: x"),
             (&["config", "init", "--json"], "{\"kind\":\"config\""),
@@ -620,18 +821,43 @@ mod tests {
     #[test]
     fn a_usage_error_is_an_object_where_json_or_yaml_was_asked_for() {
         let told = |line: &[&str]| {
-            let words: Vec<_> = ["walrelay"].iter().chain(line).map(|word| (*word).to_owned()).collect();
+            let words: Vec<_> = ["walrelay"]
+                .iter()
+                .chain(line)
+                .map(|word| (*word).to_owned())
+                .collect();
             usage_error(&Cli::try_parse_from(&words).unwrap_err(), &words)
         };
-        let object: serde_json::Value = serde_json::from_str(&told(&["status", "--nope", "--json"]).unwrap()).unwrap();
+        let object: serde_json::Value =
+            serde_json::from_str(&told(&["status", "--nope", "--json"]).unwrap()).unwrap();
         assert_eq!(object["error"], "unexpected argument '--nope' found");
         assert_eq!(object["exit_code"], 2);
-        assert!(object["remedy"].as_str().unwrap().contains("Usage: walrelay status"), "{object}");
-        assert!(told(&["parked", "lsit", "--output=json"]).unwrap().contains("unrecognized subcommand 'lsit'"));
-        assert!(told(&["pending", "--show", "x", "--output", "yaml"]).unwrap().starts_with("kind: config\n"));
+        assert!(
+            object["remedy"]
+                .as_str()
+                .unwrap()
+                .contains("Usage: walrelay status"),
+            "{object}"
+        );
+        assert!(
+            told(&["parked", "lsit", "--output=json"])
+                .unwrap()
+                .contains("unrecognized subcommand 'lsit'")
+        );
+        assert!(
+            told(&["pending", "--show", "x", "--output", "yaml"])
+                .unwrap()
+                .starts_with("kind: config\n")
+        );
         let line = "WALRELAY UNKNOWN - a flag or value of the check is not valid";
-        assert_eq!(told(&["status", "--nagios", "postgres://me:secret@db/shop"]).as_deref(), Some(line));
-        for for_people in [&["status", "--nope"][..], &["config", "init", "--output", "x.toml", "--nope"]] {
+        assert_eq!(
+            told(&["status", "--nagios", "postgres://me:secret@db/shop"]).as_deref(),
+            Some(line)
+        );
+        for for_people in [
+            &["status", "--nope"][..],
+            &["config", "init", "--output", "x.toml", "--nope"],
+        ] {
             assert_eq!(told(for_people), None);
         }
     }
@@ -658,17 +884,25 @@ mod tests {
         for (next, expected) in [
             (
                 NextCommand::new("setup").flag("create-table"),
-                "walrelay setup --config 'my file.toml' --slot a --publication p --table 's.\"T\"' --create-table",
+                "walrelay setup --config 'my file.toml' --slot a --publication p --table 's.\"T\"' \
+                 --create-table",
             ),
             (
-                NextCommand::new("setup").option("slot", "b").option("table", "c"),
+                NextCommand::new("setup")
+                    .option("slot", "b")
+                    .option("table", "c"),
                 "walrelay setup --config 'my file.toml' --publication p --slot b --table c",
             ),
             (
-                NextCommand::new("teardown").option("slot", "a").flag("force"),
+                NextCommand::new("teardown")
+                    .option("slot", "a")
+                    .flag("force"),
                 "walrelay teardown --config 'my file.toml' --publication p --slot a --force",
             ),
-            (NextCommand::new("parked list"), "walrelay parked list --config 'my file.toml' --slot a"),
+            (
+                NextCommand::new("parked list"),
+                "walrelay parked list --config 'my file.toml' --slot a",
+            ),
         ] {
             assert_eq!(with_flags(next, &flags).to_string(), expected);
         }
@@ -680,7 +914,9 @@ mod tests {
 
     #[test]
     fn a_suggested_command_repeats_no_database_url_with_a_password() {
-        let repeats = |url: &str| !flags_of(&["walrelay", "parked", "list", "--database-url", url]).is_empty();
+        let repeats = |url: &str| {
+            !flags_of(&["walrelay", "parked", "list", "--database-url", url]).is_empty()
+        };
         assert!(repeats("postgres://me@db/shop"));
         assert!(!repeats("postgres://me:canary@db/shop") && !repeats("host=db password=canary"));
         assert!(!repeats("postgres://me:c%61nary@db/shop"));
@@ -688,8 +924,22 @@ mod tests {
 
     #[test]
     fn a_suggested_command_sets_the_same_keys_without_secrets() {
-        let mut line = vec!["walrelay", "doctor", "--brokers", "b:9092,c:9092", "--mode", "auto", "--sink", "null"];
-        line.extend(["--set", "state.topic=s", "--set", "outbox.pending=done is null"]);
+        let mut line = vec![
+            "walrelay",
+            "doctor",
+            "--brokers",
+            "b:9092,c:9092",
+            "--mode",
+            "auto",
+            "--sink",
+            "null",
+        ];
+        line.extend([
+            "--set",
+            "state.topic=s",
+            "--set",
+            "outbox.pending=done is null",
+        ]);
         for secret in [
             "kafka.properties.sasl.password=canary",
             "kafka.properties={\"ssl.key.pem\"=\"canary\"}",
@@ -701,9 +951,13 @@ mod tests {
         let next = |name| with_flags(NextCommand::new(name), &flags_of(&line)).to_string();
         assert_eq!(
             next("run"),
-            "walrelay run --set state.topic=s --set 'outbox.pending=done is null' --mode auto --sink null --brokers \
+            "walrelay run --set state.topic=s --set 'outbox.pending=done is null' --mode auto \
+             --sink null --brokers \
              b:9092,c:9092"
         );
-        assert_eq!(next("status"), "walrelay status --set state.topic=s --set 'outbox.pending=done is null'");
+        assert_eq!(
+            next("status"),
+            "walrelay status --set state.topic=s --set 'outbox.pending=done is null'"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! A result as a Nagios plugin gives it: one line with figures, and an exit code of the plugin interface.
+//! A result as a Nagios plugin gives it: one line with figures, and an exit code of the plugin
+//! interface.
 
 use std::fmt;
 
@@ -14,9 +15,14 @@ pub(super) enum State {
     Unknown = 3,
 }
 
-/// A figure for graphs; none where the value is not known. The unit is `B`, `s`, or empty for a number of things. Above
-/// the limit, the state is a warning.
-pub(super) fn figure(name: &str, value: Option<f64>, unit: &str, limit: Option<f64>) -> Option<String> {
+/// A figure for graphs; none where the value is not known. The unit is `B`, `s`, or empty for a
+/// number of things. Above the limit, the state is a warning.
+pub(super) fn figure(
+    name: &str,
+    value: Option<f64>,
+    unit: &str,
+    limit: Option<f64>,
+) -> Option<String> {
     let limit = limit.map(|limit| limit.to_string()).unwrap_or_default();
     value.map(|value| format!("{name}={value}{unit};{limit};;0"))
 }
@@ -29,12 +35,24 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// A fault of the service is critical. After any other error the state is unknown: the check itself does not work.
+    /// A fault of the service is critical. After any other error the state is unknown: the check
+    /// itself does not work.
     pub(super) fn failed(error: &Error) -> Check {
         let is_of_service = matches!(error.kind(), Kind::PostgresUnreachable | Kind::SlotUnusable);
-        let state = if is_of_service { State::Critical } else { State::Unknown };
-        let all = std::iter::once(error).chain(error.others()).map(Error::to_string).collect::<Vec<_>>();
-        Check { state, text: all.join("; "), figures: Vec::new() }
+        let state = if is_of_service {
+            State::Critical
+        } else {
+            State::Unknown
+        };
+        let all = std::iter::once(error)
+            .chain(error.others())
+            .map(Error::to_string)
+            .collect::<Vec<_>>();
+        Check {
+            state,
+            text: all.join("; "),
+            figures: Vec::new(),
+        }
     }
 
     /// The end of the command after the line is printed.
@@ -52,10 +70,20 @@ impl fmt::Display for Check {
             State::Unknown => "UNKNOWN",
         };
         // A bar begins the figures, and a line end other output.
-        let text = self.text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ").replace('|', "/");
+        let text = self
+            .text
+            .split('\n')
+            .map(str::trim)
+            .collect::<Vec<_>>()
+            .join(" ")
+            .replace('|', "/");
         write!(f, "WALRELAY {word} - {text}")?;
         let figures = self.figures.join(" ");
-        if figures.is_empty() { Ok(()) } else { write!(f, " | {figures}") }
+        if figures.is_empty() {
+            Ok(())
+        } else {
+            write!(f, " | {figures}")
+        }
     }
 }
 
@@ -72,12 +100,21 @@ mod tests {
             figure("parked_events", Some(0.0), "", None),
         ];
         let figures = figures.into_iter().flatten().collect();
-        let check = Check { state: State::Warning, text: "a | b\n  c".to_owned(), figures };
+        let check = Check {
+            state: State::Warning,
+            text: "a | b\n  c".to_owned(),
+            figures,
+        };
         assert_eq!(
             check.to_string(),
-            "WALRELAY WARNING - a / b c | lag_bytes=12345B;1048576;;0 retained_bytes=17825792000B;;;0 parked_events=0;;;0"
+            "WALRELAY WARNING - a / b c | lag_bytes=12345B;1048576;;0 \
+             retained_bytes=17825792000B;;;0 parked_events=0;;;0"
         );
-        let check = Check { state: State::Ok, figures: Vec::new(), ..check };
+        let check = Check {
+            state: State::Ok,
+            figures: Vec::new(),
+            ..check
+        };
         assert_eq!(check.to_string(), "WALRELAY OK - a / b c");
     }
 
@@ -92,7 +129,10 @@ mod tests {
         ] {
             let check = Check::failed(&Error::new(kind, "it is so").remedy("mend it"));
             assert_eq!(check.to_string(), format!("WALRELAY {word} - it is so"));
-            assert!(matches!(check.end(), Failure::ExitCode(ended) if ended == code), "{kind:?}");
+            assert!(
+                matches!(check.end(), Failure::ExitCode(ended) if ended == code),
+                "{kind:?}"
+            );
         }
     }
 }

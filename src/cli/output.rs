@@ -21,8 +21,8 @@ pub(crate) enum Failure {
     Error(Error),
     /// The reader of its output has ended, as in `walrelay status --watch | head -1`: not a fault.
     PipeClosed,
-    /// The command has printed its result, and ends with this code without an error: warnings of `doctor`, or the code of
-    /// another interface than walrelay's.
+    /// The command has printed its result, and ends with this code without an error: warnings of
+    /// `doctor`, or the code of another interface than walrelay's.
     ExitCode(u8),
 }
 
@@ -32,7 +32,11 @@ impl Failure {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Failure::PipeClosed;
         }
-        Error::new(Kind::Prerequisite, format!("standard output cannot be written: {error}")).into()
+        Error::new(
+            Kind::Prerequisite,
+            format!("standard output cannot be written: {error}"),
+        )
+        .into()
     }
 }
 
@@ -44,7 +48,8 @@ impl From<Error> for Failure {
 
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-/// Prints `text` to standard output. After the end of the reader it does nothing: the command and its exit code go on.
+/// Prints `text` to standard output. After the end of the reader it does nothing: the command and
+/// its exit code go on.
 pub(crate) fn print(text: &str) -> Outcome {
     match print_to_reader(text) {
         Err(Failure::PipeClosed) => Ok(()),
@@ -55,14 +60,19 @@ pub(crate) fn print(text: &str) -> Outcome {
 /// As [`print()`], for a command that only prints and has no end of its own.
 pub(crate) fn print_to_reader(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(printable(text).as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout
+        .write_all(printable(text).as_bytes())
+        .and_then(|()| stdout.flush());
     written.map_err(Failure::of_stdout)
 }
 
 /// Clears the terminal that standard output is.
 pub(crate) fn clear_screen() -> Outcome {
     const TO_TOP_AND_CLEAR: &str = "\x1b[H\x1b[2J";
-    io::stdout().lock().write_all(TO_TOP_AND_CLEAR.as_bytes()).map_err(Failure::of_stdout)
+    io::stdout()
+        .lock()
+        .write_all(TO_TOP_AND_CLEAR.as_bytes())
+        .map_err(Failure::of_stdout)
 }
 
 pub(crate) fn print_line(text: impl std::fmt::Display) -> Outcome {
@@ -103,10 +113,15 @@ impl Output {
 
     /// Prints a line for people; nothing if the result is for a program.
     pub(crate) fn say(self, text: impl std::fmt::Display) -> Outcome {
-        if self.is_data() { Ok(()) } else { print_line(text) }
+        if self.is_data() {
+            Ok(())
+        } else {
+            print_line(text)
+        }
     }
 
-    /// `value` on one line of JSON or as one YAML document, so that others can follow; for people `text` with a line end.
+    /// `value` on one line of JSON or as one YAML document, so that others can follow; for people
+    /// `text` with a line end.
     pub(crate) fn line(self, value: &impl Serialize, text: &str) -> Result<String, Error> {
         match self.form {
             Form::Table => Ok(format!("{text}\n")),
@@ -126,8 +141,12 @@ pub(crate) fn print_report(output: Output, value: &impl Serialize, text: &str) -
 
 /// A value as YAML; as JSON, which YAML contains, where a text has to be escaped.
 fn yaml(value: &impl Serialize) -> Result<String, Error> {
-    let yaml = yaml_serde::to_string(value)
-        .map_err(|error| Error::new(Kind::Bug, format!("the result cannot be printed as YAML: {error}")))?;
+    let yaml = yaml_serde::to_string(value).map_err(|error| {
+        Error::new(
+            Kind::Bug,
+            format!("the result cannot be printed as YAML: {error}"),
+        )
+    })?;
     match yaml == printable(&yaml) {
         true => Ok(yaml),
         false => Ok(serde_json::to_string_pretty(value).map_err(no_json)? + "\n"),
@@ -153,7 +172,10 @@ impl ErrorReport {
             kind: kind.name().to_owned(),
             exit_code: kind.exit_code(),
             error: error.to_string(),
-            remedy: error.any_remedy().or_else(|| kind.remedy()).map(|remedy| remedy.to_string()),
+            remedy: error
+                .any_remedy()
+                .or_else(|| kind.remedy())
+                .map(|remedy| remedy.to_string()),
             others: error.others().iter().map(ErrorReport::of).collect(),
         }
     }
@@ -174,7 +196,10 @@ pub(crate) fn json_line(value: &impl Serialize) -> Result<String, Error> {
 }
 
 fn no_json(error: serde_json::Error) -> Error {
-    Error::new(Kind::Bug, format!("the result cannot be printed as JSON: {error}"))
+    Error::new(
+        Kind::Bug,
+        format!("the result cannot be printed as JSON: {error}"),
+    )
 }
 
 /// Writes `text` into a file. Replaces an existing file only with `force`.
@@ -186,14 +211,19 @@ fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     } else {
         options.create_new(true)
     };
-    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    let written = options
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| {
         if error.kind() == io::ErrorKind::AlreadyExists {
             return Error::new(Kind::Config, format!("{} exists", path.display()))
                 .remedy("name another --output, or add --force");
         }
-        Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
-            .remedy("name a file that can be written with --output")
+        Error::new(
+            Kind::Prerequisite,
+            format!("{} cannot be written: {error}", path.display()),
+        )
+        .remedy("name a file that can be written with --output")
     })
 }
 
@@ -233,10 +263,17 @@ impl Target {
 /// `text` as one word of a shell; in the form of bash and zsh where a character has to be escaped.
 pub(crate) fn shell_word(text: &str) -> String {
     if text.contains(is_harmful) {
-        let text = text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n").replace('\t', "\\t");
+        let text = text
+            .replace('\\', "\\\\")
+            .replace('\'', "\\'")
+            .replace('\n', "\\n")
+            .replace('\t', "\\t");
         return format!("$'{}'", printable(&text));
     }
-    match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/:,=@".contains(c)) {
+    match text
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || "._-/:,=@".contains(c))
+    {
         true => text.to_owned(),
         false => format!("'{}'", text.replace('\'', "'\\''")),
     }
@@ -244,12 +281,20 @@ pub(crate) fn shell_word(text: &str) -> String {
 
 /// The placeholders in commands of the bus's tools, with the brokers and the user of `config`.
 pub(crate) fn tool_placeholders(config: &KafkaConfig) -> Vec<(&'static str, String)> {
-    let value = |names: &[&str]| names.iter().find_map(|name| config.properties.get(*name)).map(Secret::expose);
+    let value = |names: &[&str]| {
+        names
+            .iter()
+            .find_map(|name| config.properties.get(*name))
+            .map(Secret::expose)
+    };
     let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
     // With other mechanisms, the user's name is in a ticket, a token or a certificate.
     let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
     let user = value(&["sasl.username"]).filter(|_| has_name);
-    let brokers = ("--bootstrap-server …", format!("--bootstrap-server {}", shell_word(&config.brokers)));
+    let brokers = (
+        "--bootstrap-server …",
+        format!("--bootstrap-server {}", shell_word(&config.brokers)),
+    );
     let user = user.map(|user| ("User:…", shell_word(&format!("User:{user}"))));
     iter::once(brokers).chain(user).collect()
 }
@@ -265,9 +310,15 @@ pub(crate) fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) 
     }
 }
 
-/// An error as two lines, whatever it contains: the cause and the remedy. The lines of errors found with it follow.
+/// An error as two lines, whatever it contains: the cause and the remedy. The lines of errors found
+/// with it follow.
 pub(crate) fn error_lines(error: &Error) -> String {
-    let one_line = |text: String| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
+    let one_line = |text: String| {
+        text.split('\n')
+            .map(str::trim)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     let mut lines = vec![format!("error: {}", one_line(error.to_string()))];
     let remedy = error.any_remedy().or_else(|| error.kind().remedy());
     lines.extend(remedy.map(|remedy| format!("fix: {}", one_line(remedy.to_string()))));
@@ -293,8 +344,9 @@ pub(crate) struct Consent {
 }
 
 impl Consent {
-    /// Shows a plan and asks for its confirmation, unless `--yes` gave it. If the result is for a program, the plan goes to
-    /// the person who is asked. `otherwise` is the state without an answer. `false` for a dry run, which ends here.
+    /// Shows a plan and asks for its confirmation, unless `--yes` gave it. If the result is for a
+    /// program, the plan goes to the person who is asked. `otherwise` is the state without an
+    /// answer. `false` for a dry run, which ends here.
     pub(crate) async fn given(
         self,
         plan: &impl Serialize,
@@ -303,7 +355,11 @@ impl Consent {
         otherwise: &str,
     ) -> Outcome<bool> {
         if self.dry_run {
-            print_report(self.output, plan, &format!("{text}\nDry run: {otherwise}.\n"))?;
+            print_report(
+                self.output,
+                plan,
+                &format!("{text}\nDry run: {otherwise}.\n"),
+            )?;
             return Ok(false);
         }
         match (self.output.is_data(), self.yes) {
@@ -318,11 +374,15 @@ impl Consent {
     }
 }
 
-/// Asks `question` and waits for the answer. Only `y` and `yes` mean yes. `otherwise` is the state without an answer.
+/// Asks `question` and waits for the answer. Only `y` and `yes` mean yes. `otherwise` is the state
+/// without an answer.
 pub(crate) async fn confirm(question: String, otherwise: &str) -> Result<()> {
     let asked = tokio::task::spawn_blocking(move || asked(&question));
     match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
-        Ok(answer) => judged(&answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))??),
+        Ok(answer) => judged(
+            &answer
+                .map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))??,
+        ),
         Err(_) => {
             let cause = format!("no answer within ten minutes, and {otherwise}");
             Err(Error::new(Kind::Config, cause).remedy(ASK_AGAIN))
@@ -333,11 +393,19 @@ pub(crate) async fn confirm(question: String, otherwise: &str) -> Result<()> {
 fn asked(question: &str) -> Result<String> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
-        return Err(Error::new(Kind::Config, "there is no terminal to ask at").remedy("add --yes to confirm"));
+        return Err(Error::new(Kind::Config, "there is no terminal to ask at")
+            .remedy("add --yes to confirm"));
     }
-    let failed = |error: io::Error| Error::new(Kind::Config, format!("the terminal cannot be asked: {error}"));
+    let failed = |error: io::Error| {
+        Error::new(
+            Kind::Config,
+            format!("the terminal cannot be asked: {error}"),
+        )
+    };
     let mut stderr = io::stderr().lock();
-    write!(stderr, "{} [y/N] ", printable(question)).and_then(|()| stderr.flush()).map_err(failed)?;
+    write!(stderr, "{} [y/N] ", printable(question))
+        .and_then(|()| stderr.flush())
+        .map_err(failed)?;
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer).map_err(failed)?;
     Ok(answer)
@@ -351,7 +419,9 @@ fn judged(answer: &str) -> Result<()> {
 }
 
 pub(crate) fn time(ms: i64) -> Option<String> {
-    jiff::Timestamp::from_millisecond(ms).ok().map(|time| format!("{time:.3}"))
+    jiff::Timestamp::from_millisecond(ms)
+        .ok()
+        .map(|time| format!("{time:.3}"))
 }
 
 pub(crate) fn or_dash(value: Option<impl std::fmt::Display>) -> String {
@@ -369,10 +439,14 @@ pub(crate) fn age(ms: i64, now_ms: i64) -> String {
     }
 }
 
-/// Text for a cell or a line: escaped like a name in a log, but for quotes, and at most `chars` long.
+/// Text for a cell or a line: escaped like a name in a log, but for quotes, and at most `chars`
+/// long.
 pub(crate) fn cell(bytes: &[u8], chars: usize) -> String {
     let head = bytes.get(..(chars + 1).saturating_mul(4)).unwrap_or(bytes);
-    let text: String = String::from_utf8_lossy(head).chars().flat_map(escaped).collect();
+    let text: String = String::from_utf8_lossy(head)
+        .chars()
+        .flat_map(escaped)
+        .collect();
     cut(&text, chars)
 }
 
@@ -401,22 +475,53 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     text.chars().take_while(fits).chain(['…']).collect()
 }
 
-/// Rows as aligned columns. The last cell of a row may have any length. Control characters become spaces.
+/// Rows as aligned columns. The last cell of a row may have any length. Control characters become
+/// spaces.
 pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
-    let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
-    let width = |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.width()).max();
-    let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
+    let cells = rows
+        .iter()
+        .map(|row| row.as_ref().len())
+        .max()
+        .unwrap_or_default();
+    let width = |cell: usize| {
+        rows.iter()
+            .filter_map(|row| row.as_ref().get(cell))
+            .map(|text| text.width())
+            .max()
+    };
+    let widths: Vec<usize> = (0..cells.saturating_sub(1))
+        .map(|cell| width(cell).unwrap_or_default())
+        .collect();
     let line = |row: &[String]| {
         let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
-        let padded =
-            |(cell, text): (usize, &String)| format!("{text}{:1$}", "", padding(cell).saturating_sub(text.width()));
-        row.iter().enumerate().map(padded).collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
+        let padded = |(cell, text): (usize, &String)| {
+            format!(
+                "{text}{:1$}",
+                "",
+                padding(cell).saturating_sub(text.width())
+            )
+        };
+        row.iter()
+            .enumerate()
+            .map(padded)
+            .collect::<Vec<_>>()
+            .join("  ")
+            .trim_end()
+            .replace(char::is_control, " ")
     };
-    rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
+    rows.iter()
+        .map(|row| line(row.as_ref()))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 pub(crate) fn labelled<N: ToString>(values: impl IntoIterator<Item = (N, String)>) -> String {
-    aligned(&values.into_iter().map(|(name, value)| [name.to_string(), value]).collect::<Vec<_>>()) + "\n"
+    aligned(
+        &values
+            .into_iter()
+            .map(|(name, value)| [name.to_string(), value])
+            .collect::<Vec<_>>(),
+    ) + "\n"
 }
 
 #[derive(Debug, Default)]
@@ -428,7 +533,10 @@ pub(crate) struct Grid {
 impl Grid {
     /// A table whose columns have names, which `head` has with commas between.
     pub(crate) fn headed(head: &str) -> Grid {
-        Grid { head: Some(head.split(", ").map(str::to_owned).collect()), rows: Vec::new() }
+        Grid {
+            head: Some(head.split(", ").map(str::to_owned).collect()),
+            rows: Vec::new(),
+        }
     }
 
     pub(crate) fn row<const CELLS: usize>(&mut self, cells: [&dyn std::fmt::Display; CELLS]) {
@@ -441,35 +549,61 @@ impl Grid {
 
     /// The table below an empty line; nothing if it has no rows.
     pub(crate) fn section(&self) -> String {
-        if self.rows.is_empty() { String::new() } else { format!("\n{}", self.text()) }
+        if self.rows.is_empty() {
+            String::new()
+        } else {
+            format!("\n{}", self.text())
+        }
     }
 
-    /// The rows below a title, which has their number if `count` is larger; nothing if there are none.
+    /// The rows below a title, which has their number if `count` is larger; nothing if there are
+    /// none.
     pub(crate) fn titled(&self, title: &str, count: u64) -> String {
         let shown = self.rows.len() as u64;
-        let of = if shown < count { format!(" ({shown} of {count})") } else { String::new() };
-        if self.rows.is_empty() { String::new() } else { format!("\n{title}{of}\n{}", self.text()) }
+        let of = if shown < count {
+            format!(" ({shown} of {count})")
+        } else {
+            String::new()
+        };
+        if self.rows.is_empty() {
+            String::new()
+        } else {
+            format!("\n{title}{of}\n{}", self.text())
+        }
     }
 }
 
 pub(crate) fn notes(notes: &[String]) -> String {
-    notes.iter().map(|note| format!("note: {}\n", note.replace(char::is_control, " "))).collect()
+    notes
+        .iter()
+        .map(|note| format!("note: {}\n", note.replace(char::is_control, " ")))
+        .collect()
 }
 
 /// As [`aligned`], with each line cut to `width`.
 pub(crate) fn table<R: AsRef<[String]>>(rows: &[R], width: Option<usize>) -> String {
     let lines = aligned(rows);
-    lines.lines().map(|line| cut(line, width.unwrap_or(usize::MAX))).collect::<Vec<_>>().join("\n")
+    lines
+        .lines()
+        .map(|line| cut(line, width.unwrap_or(usize::MAX)))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// The width of the terminal; none if standard output is not a terminal.
 pub(crate) fn width() -> Option<usize> {
     let is_terminal = std::io::stdout().is_terminal();
-    is_terminal.then(|| terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0.max(40))))
+    is_terminal.then(|| {
+        terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0.max(40)))
+    })
 }
 
 pub(crate) fn counted(count: u64, one: &str) -> String {
-    if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
+    if count == 1 {
+        format!("1 {one}")
+    } else {
+        format!("{count} {one}s")
+    }
 }
 
 #[cfg(test)]
@@ -485,7 +619,10 @@ mod tests {
         write_file(&path, "first, and longer", false).unwrap();
         let error = write_file(&path, "second", false).unwrap_err();
         assert_eq!(
-            (error.kind(), std::fs::read_to_string(&path).unwrap().as_str()),
+            (
+                error.kind(),
+                std::fs::read_to_string(&path).unwrap().as_str()
+            ),
             (Kind::Config, "first, and longer")
         );
         write_file(&path, "second", true).unwrap();
@@ -506,19 +643,31 @@ mod tests {
     #[test]
     fn an_error_is_one_object_with_its_kind_and_remedy_where_data_is_asked_for() {
         let error = Error::new(Kind::Config, "a \"b\"").remedy("c");
-        assert_eq!(error_in(Form::Json, &error), r#"{"kind":"config","exit_code":2,"error":"a \"b\"","remedy":"c"}"#);
+        assert_eq!(
+            error_in(Form::Json, &error),
+            r#"{"kind":"config","exit_code":2,"error":"a \"b\"","remedy":"c"}"#
+        );
         let yaml = "kind: not_verified\nexit_code: 1\nerror: x\nremedy: null";
-        assert_eq!(error_in(Form::Yaml, &Error::new(Kind::NotVerified, "x")), yaml);
+        assert_eq!(
+            error_in(Form::Yaml, &Error::new(Kind::NotVerified, "x")),
+            yaml
+        );
         assert_eq!(error_in(Form::Table, &error), error_lines(&error));
     }
 
     #[test]
     fn what_a_terminal_obeys_is_escaped_in_each_form() {
         let hostile = "a\u{1b}[2J\u{9b}\u{202e}b";
-        assert_eq!(shell_word(&format!("{hostile}'\\")), r"$'a\u001b[2J\u009b\u202eb\'\\'");
+        assert_eq!(
+            shell_word(&format!("{hostile}'\\")),
+            r"$'a\u001b[2J\u009b\u202eb\'\\'"
+        );
         let read = |text: &str| yaml_serde::from_str::<Vec<String>>(&printable(text)).unwrap();
         let text = yaml(&[hostile]).unwrap();
-        assert_eq!((read(&text), printable(&text).contains(hostile)), (vec![hostile.to_owned()], false));
+        assert_eq!(
+            (read(&text), printable(&text).contains(hostile)),
+            (vec![hostile.to_owned()], false)
+        );
         assert_eq!(yaml(&["größe"]).unwrap(), "- größe\n");
     }
 
@@ -528,7 +677,14 @@ mod tests {
             assert!(judged(yes).is_ok());
         }
         for no in ["", "n\n", "yep\n"] {
-            assert!(judged(no).unwrap_err().what_to_do().unwrap().contains("--yes"), "{no}");
+            assert!(
+                judged(no)
+                    .unwrap_err()
+                    .what_to_do()
+                    .unwrap()
+                    .contains("--yes"),
+                "{no}"
+            );
         }
     }
 
@@ -545,15 +701,25 @@ mod tests {
         assert_eq!(cell(b"a \"b\" 'c'", 20), "a \"b\" 'c'");
         assert_eq!(cell(b"\xff\x1b[2J\n\0", 20), "\u{fffd}\\u{1b}[2J\\n\\0");
         assert_eq!(cell(&vec![b'x'; 1 << 20], 4), "xxx…");
-        assert_eq!((cut("größe", 5).as_str(), cut("größe", 4).as_str()), ("größe", "grö…"));
+        assert_eq!(
+            (cut("größe", 5).as_str(), cut("größe", 4).as_str()),
+            ("größe", "grö…")
+        );
     }
 
     #[test]
     fn table_columns_are_aligned_and_rows_are_cut_to_the_terminal_width() {
-        let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
-        assert_eq!(table(&rows, None), "a          b   c\nlong name      d e\nx          yy");
+        let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]]
+            .map(|row| row.map(str::to_owned));
+        assert_eq!(
+            table(&rows, None),
+            "a          b   c\nlong name      d e\nx          yy"
+        );
         assert_eq!(table(&rows, Some(8)), "a      …\nlong na…\nx      …");
         let wide = [["日本", "b"], ["c", "d"]].map(|row| row.map(str::to_owned));
-        assert_eq!((table(&wide, None).as_str(), cut("日本", 3).as_str()), ("日本  b\nc     d", "日…"));
+        assert_eq!(
+            (table(&wide, None).as_str(), cut("日本", 3).as_str()),
+            ("日本  b\nc     d", "日…")
+        );
     }
 }

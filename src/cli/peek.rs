@@ -1,8 +1,9 @@
 //! Reads the events of a slot as a relay does, and consumes none: for `pending` and `tail`.
 //!
-//! The server sends the changes to a walsender session, as it sends them to a relay. A session on the slot of a relay
-//! confirms nothing, so the slot stays where it is. `pg_logical_slot_peek_binary_changes` needs the same rights and
-//! occupies the slot likewise, and the server would store all changes before it returns the first.
+//! The server sends the changes to a walsender session, as it sends them to a relay. A session on
+//! the slot of a relay confirms nothing, so the slot stays where it is.
+//! `pg_logical_slot_peek_binary_changes` needs the same rights and occupies the slot likewise, and
+//! the server would store all changes before it returns the first.
 
 use std::future::{Future, pending};
 use std::sync::Arc;
@@ -43,7 +44,8 @@ const MUCH_WAL_BYTES: u64 = 32 << 20;
 pub(super) struct Subject {
     pub(super) source: SourceConfig,
     pub(super) outboxes: Vec<OutboxConfig>,
-    /// The configuration of the slot's relay. Its faults, such as missing brokers, hide only the stored position.
+    /// The configuration of the slot's relay. Its faults, such as missing brokers, hide only the
+    /// stored position.
     pub(super) relay: Result<Config>,
     pub(super) sql: SqlSession,
     pub(super) facts: Facts,
@@ -56,10 +58,18 @@ impl Subject {
             Ok(config) => (config.source.clone(), config.outboxes.clone()),
             Err(_) => both(settings.source(), settings.outboxes())?,
         };
-        source.messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
+        source.messages = outboxes
+            .iter()
+            .any(|outbox| outbox.source.table().is_none());
         let sql = SqlSession::connect(&source.database, &format!("walrelay {command}")).await?;
         let facts = inspect(sql.client(), &source.slot, &source.publication, &outboxes).await?;
-        Ok(Subject { source, outboxes, relay, sql, facts })
+        Ok(Subject {
+            source,
+            outboxes,
+            relay,
+            sql,
+            facts,
+        })
     }
 
     async fn stored(&self, notes: &mut Vec<String>) -> Option<Stored> {
@@ -70,7 +80,8 @@ impl Subject {
             Err(_) => "the bus does not answer".to_owned(),
         };
         notes.push(format!(
-            "the stored position is not known ({cause}): events that are delivered and not confirmed are included"
+            "the stored position is not known ({cause}): events that are delivered and not \
+             confirmed are included"
         ));
         None
     }
@@ -84,19 +95,30 @@ impl Subject {
         notes: &mut Vec<String>,
     ) -> Result<Position> {
         let slot = self.facts.slot.as_ref();
-        let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let (Some(stored), Ok(config)) = (stored, &self.relay) else { return Ok(Position::at(confirmed)) };
+        let confirmed = slot
+            .and_then(|slot| slot.confirmed_flush_lsn)
+            .unwrap_or_default();
+        let (Some(stored), Ok(config)) = (stored, &self.relay) else {
+            return Ok(Position::at(confirmed));
+        };
         if stored.catch_up.is_some() {
-            notes.push("a relay first reads rows of the table, and these are not included".to_owned());
+            notes.push(
+                "a relay first reads rows of the table, and these are not included".to_owned(),
+            );
         }
         let slot = slot_now(config, &self.facts, confirmed);
-        let now = ServerIdentity { system_identifier: server.system_identifier.clone(), timeline: server.timeline };
+        let now = ServerIdentity {
+            system_identifier: server.system_identifier.clone(),
+            timeline: server.timeline,
+        };
         let history = wal.timeline_history(server.timeline).await?;
         let start = reconcile(Some(stored), &now, &slot, server.xlogpos, &history, false);
         let start = start.unwrap_or_else(|error| Start {
             position: Position::at(confirmed),
             published: None,
-            notes: vec![format!("the stored position does not fit, and everything in the slot is included: {error}")],
+            notes: vec![format!(
+                "the stored position does not fit, and everything in the slot is included: {error}"
+            )],
         });
         notes.extend(start.notes);
         Ok(start.position)
@@ -112,7 +134,12 @@ pub(super) struct Route {
 impl Route {
     pub(super) fn new(mut outbox: OutboxConfig) -> Result<Route> {
         if outbox.source.table().is_some() {
-            let described = [&outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
+            let described = [
+                &outbox.aggregate_type,
+                &outbox.aggregate_id,
+                &outbox.event_type,
+            ]
+            .map(Clone::clone);
             // A table may lack columns that only the row key needs.
             outbox.name_rows_by(&described, None);
         }
@@ -122,7 +149,11 @@ impl Route {
 }
 
 /// The value of a column; none where it is NULL, or the table lacks it.
-pub(super) fn value<'e>(event: &'e Event<'_>, outbox: &OutboxConfig, column: &str) -> Option<&'e [u8]> {
+pub(super) fn value<'e>(
+    event: &'e Event<'_>,
+    outbox: &OutboxConfig,
+    column: &str,
+) -> Option<&'e [u8]> {
     event.row.get(outbox.index_of(column)?)
 }
 
@@ -151,13 +182,22 @@ pub(super) struct Peek {
 }
 
 impl Peek {
-    /// Begins to read what the slot has now. With `notes`, without events that are delivered according to the stored
-    /// position; adds what is not known of that.
-    /// Errors: [`Kind::SlotActive`] while another session has the slot, and those with which a relay would end.
-    pub(super) async fn at_slot(subject: Subject, mut notes: Option<&mut Vec<String>>) -> Result<Peek> {
-        let (source, facts) = (&subject.source, &subject.facts);
+    /// Begins to read what the slot has now. With `notes`, without events that are delivered
+    /// according to the stored position; adds what is not known of that. Errors:
+    /// [`Kind::SlotActive`] while another session has the slot, and those with which a relay would
+    /// end.
+    pub(super) async fn at_slot(
+        subject: Subject,
+        mut notes: Option<&mut Vec<String>>,
+    ) -> Result<Peek> {
+        let source = &subject.source;
+        let facts = &subject.facts;
         judge_backlog(facts, &source.slot, &source.publication, &subject.outboxes)?;
-        if facts.slot.as_ref().is_some_and(|slot| slot.active_pid.is_some()) {
+        if facts
+            .slot
+            .as_ref()
+            .is_some_and(|slot| slot.active_pid.is_some())
+        {
             return Err(in_use(&source.slot));
         }
         // Before the slot is occupied: the bus may take long to answer.
@@ -167,12 +207,26 @@ impl Peek {
         };
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
-        let start = subject.start(stored.as_ref(), &mut wal, &server, notes.unwrap_or(&mut Vec::new())).await?;
+        let start = subject
+            .start(
+                stored.as_ref(),
+                &mut wal,
+                &server,
+                notes.unwrap_or(&mut Vec::new()),
+            )
+            .await?;
         // The server decodes from there on, events or not.
-        let restart = facts.slot.as_ref().and_then(|slot| slot.restart_lsn).unwrap_or(server.xlogpos);
+        let restart = facts
+            .slot
+            .as_ref()
+            .and_then(|slot| slot.restart_lsn)
+            .unwrap_or(server.xlogpos);
         let wal_bytes = server.xlogpos.bytes_since(restart);
         if wal_bytes >= MUCH_WAL_BYTES {
-            note(format_args!("the slot has {} of WAL to read, of all tables", human_bytes(wal_bytes)));
+            note(format_args!(
+                "the slot has {} of WAL to read, of all tables",
+                human_bytes(wal_bytes)
+            ));
         }
         Peek::begin(subject, wal, &server, start, Some(server.xlogpos)).await
     }
@@ -180,7 +234,12 @@ impl Peek {
     /// Begins to read what commits from now on, through a slot that ends with this session.
     pub(super) async fn from_now(subject: Subject) -> Result<Peek> {
         let source = &subject.source;
-        judge(&subject.facts.with_slot(), &source.slot, &source.publication, &subject.outboxes)?;
+        judge(
+            &subject.facts.with_slot(),
+            &source.slot,
+            &source.publication,
+            &subject.outboxes,
+        )?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         {
@@ -188,7 +247,10 @@ impl Peek {
             match timeout(SLOT_PATIENCE, &mut created).await {
                 Ok(created) => created?,
                 Err(_) => {
-                    note("waiting for the end of all transactions that run now: only then the server can begin");
+                    note(
+                        "waiting for the end of all transactions that run now: only then the \
+                         server can begin",
+                    );
                     created.await?;
                 }
             }
@@ -203,29 +265,63 @@ impl Peek {
         start: Position,
         until: Option<Lsn>,
     ) -> Result<Peek> {
-        let Subject { source, outboxes, sql, facts, .. } = subject;
+        let Subject {
+            source,
+            outboxes,
+            sql,
+            facts,
+            ..
+        } = subject;
         let started = WalStream::start(wal, &source).await;
         let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
-        let mut stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
+        let mut stream = started.map_err(|error| {
+            if is_taken(&error) {
+                in_use(&source.slot)
+            } else {
+                error
+            }
+        })?;
         stream.be_no_standby();
-        let mut routes = outboxes.into_iter().map(Route::new).collect::<Result<Vec<_>>>()?;
-        routes.iter_mut().for_each(|route| route.router.set_origin(&server.system_identifier, server.timeline));
+        let mut routes = outboxes
+            .into_iter()
+            .map(Route::new)
+            .collect::<Result<Vec<_>>>()?;
+        routes.iter_mut().for_each(|route| {
+            route
+                .router
+                .set_origin(&server.system_identifier, server.timeline)
+        });
         let outboxes: Vec<_> = routes.iter().map(|route| route.outbox.clone()).collect();
         let mut assembler = Assembler::new(&outboxes, start);
         // A type that is created meanwhile counts as no domain.
         let base_types = BaseTypes::new(facts.base_types.clone(), Lsn::new(u64::MAX));
         assembler.set_catalog(facts.table_oids(&outboxes), base_types);
-        Ok(Peek { stream, assembler, sql: Arc::new(sql), source, routes, start, until })
+        Ok(Peek {
+            stream,
+            assembler,
+            sql: Arc::new(sql),
+            source,
+            routes,
+            start,
+            until,
+        })
     }
 
-    /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to cancel.
-    /// Errors: those of `take`, and those with which a session of a relay would end.
+    /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to
+    /// cancel. Errors: those of `take`, and those with which a session of a relay would end.
     pub(super) async fn read(&mut self, take: Take<'_>) -> Result<bool> {
-        Ok(matches!(self.read_unless(pending::<()>(), take).await?, Reading::More))
+        Ok(matches!(
+            self.read_unless(pending::<()>(), take).await?,
+            Reading::More
+        ))
     }
 
     /// The same, until `stop` is done.
-    pub(super) async fn read_unless<T>(&mut self, stop: impl Future<Output = T>, take: Take<'_>) -> Result<Reading<T>> {
+    pub(super) async fn read_unless<T>(
+        &mut self,
+        stop: impl Future<Output = T>,
+        take: Take<'_>,
+    ) -> Result<Reading<T>> {
         let waited = self.turn(true, stop).await;
         // Messages that arrived before the end of the connection count, and may name the reason.
         let is_over = self.take(take)?;
@@ -238,12 +334,17 @@ impl Peek {
 
     /// Waits for a relay that stands by for the slot. Without a session that answers, for ever.
     pub(super) fn wanted(&self) -> impl Future<Output = ()> + use<> {
-        const SQL: &str = "select 1 from pg_catalog.pg_stat_activity where application_name = $1 limit 1";
-        let (sql, name) = (Arc::clone(&self.sql), format!("walrelay/{}/stand-by", self.source.slot));
+        const SQL: &str =
+            "select 1 from pg_catalog.pg_stat_activity where application_name = $1 limit 1";
+        let sql = Arc::clone(&self.sql);
+        let name = format!("walrelay/{}/stand-by", self.source.slot);
         async move {
             loop {
                 sleep(WANTED_INTERVAL).await;
-                match sql.row("looking for a relay that waits", SQL, &[&name]).await {
+                match sql
+                    .row("looking for a relay that waits", SQL, &[&name])
+                    .await
+                {
                     Ok(None) => {}
                     Ok(Some(_)) => return,
                     // The stream says why.
@@ -265,7 +366,8 @@ impl Peek {
 
     /// Waits until `work` is done, the socket is ready, or a status update is due, and queues that.
     async fn turn<T>(&mut self, reads: bool, work: impl Future<Output = T>) -> Result<Option<T>> {
-        let (now, confirmed) = (Instant::now(), self.confirmed());
+        let now = Instant::now();
+        let confirmed = self.confirmed();
         let look_at = self.stream.answer(now, confirmed, reads)?.unwrap_or(now);
         tokio::select! {
             biased;
@@ -277,30 +379,61 @@ impl Peek {
     }
 
     pub(super) async fn end(self) {
-        let last = Status { received: self.confirmed(), confirmed: self.confirmed(), reply_requested: false };
+        let last = Status {
+            received: self.confirmed(),
+            confirmed: self.confirmed(),
+            reply_requested: false,
+        };
         // A server that does not answer frees the slot by itself, later.
         drop(self.stream.finish(last, Instant::now() + END_TIMEOUT).await);
     }
 
-    /// The LSN that is confirmed: none to a relay's slot, the newest to the slot that ends with the session.
+    /// The LSN that is confirmed: none to a relay's slot, the newest to the slot that ends with the
+    /// session.
     fn confirmed(&self) -> Lsn {
-        if self.until.is_some() { Lsn::ZERO } else { self.stream.received() }
+        if self.until.is_some() {
+            Lsn::ZERO
+        } else {
+            self.stream.received()
+        }
     }
 
     /// Takes the messages that have arrived. `true` after the last event of the range.
     fn take(&mut self, take: Take<'_>) -> Result<bool> {
-        let Peek { stream, assembler, source, routes, until, .. } = self;
+        let Peek {
+            stream,
+            assembler,
+            source,
+            routes,
+            until,
+            ..
+        } = self;
         let is_end = |lsn: Lsn| until.is_some_and(|until| lsn >= until);
         while let Some(message) = stream.next(assembler.open_transaction())? {
             match message {
-                WalMessage::Data { wal_start, body, .. } => {
-                    match assembler.feed(body, wal_start).map_err(|error| error.into_error(&source.slot))? {
-                        Step::Begin { commit_lsn: lsn, .. } | Step::Commit { end_lsn: lsn, .. } if is_end(lsn) => {
+                WalMessage::Data {
+                    wal_start, body, ..
+                } => {
+                    match assembler
+                        .feed(body, wal_start)
+                        .map_err(|error| error.into_error(&source.slot))?
+                    {
+                        Step::Begin {
+                            commit_lsn: lsn, ..
+                        }
+                        | Step::Commit { end_lsn: lsn, .. }
+                            if is_end(lsn) =>
+                        {
                             return Ok(true);
                         }
                         Step::Event(event) => match routes.get_mut(event.outbox) {
                             Some(route) => take(route, &event)?,
-                            None => return Err(Error::new(Kind::Bug, "an event of no configured outbox")),
+                            None => {
+                                return Err(Error::new(
+                                    Kind::Bug,
+                                    "an event of no configured outbox",
+                                ));
+                            }
                         },
                         Step::Nothing
                         | Step::Begin { .. }
@@ -327,7 +460,8 @@ impl Peek {
 }
 
 fn in_use(slot: &SlotName) -> Error {
-    let cause = format!("slot {slot} is in use, and Postgres gives a slot to one session at a time");
+    let cause =
+        format!("slot {slot} is in use, and Postgres gives a slot to one session at a time");
     Error::new(Kind::SlotActive, cause).remedy(
         Remedy::from(NextCommand::new("status").option("slot", slot))
             .and(" and the metrics of the relay show its lag; ")

@@ -1,4 +1,5 @@
-//! `walrelay pending`: what is in the slot and not delivered, or in the table of a relay that polls.
+//! `walrelay pending`: what is in the slot and not delivered, or in the table of a relay that
+//! polls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +9,9 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::cli::config::{self, DAY, SourceSettings, duration};
-use crate::cli::output::{Grid, Outcome, Output, age, cell, labelled, notes, or_dash, print_report, time};
+use crate::cli::output::{
+    Grid, Outcome, Output, age, cell, labelled, notes, or_dash, print_report, time,
+};
 use crate::cli::peek::{Peek, Reading, Route, Subject, value};
 use crate::cli::progress::Bar;
 use crate::poll::select::extent;
@@ -63,7 +66,8 @@ Exit codes:
   16  a relay polls the table, and walrelay cannot tell which rows are published
   20  an event cannot be decoded, and those before it are printed";
 
-/// The most groups that are counted apart: aggregate types come from rows, and rows must not grow memory.
+/// The most groups that are counted apart: aggregate types come from rows, and rows must not grow
+/// memory.
 const GROUPS_MAX: usize = 1_000;
 const NAME_CHARS_MAX: usize = 200;
 /// Characters of a payload in the table; the data forms have all of it.
@@ -83,17 +87,32 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
             outbox.xid_column = table.xid_column().map(|column| column.name.clone());
         }
     }
-    let (slot, mut notes) = (subject.source.slot.to_string(), Vec::new());
+    let slot = subject.source.slot.to_string();
+    let mut notes = Vec::new();
     let mut peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
-    let (from_lsn, to_lsn) = (Some(peek.start.end_lsn), peek.until);
-    let report = Report { slot, from_lsn, to_lsn, notes, ..Report::default() };
-    let mut tally =
-        Tally { shown_max: args.show as usize, with_payload: args.payload, groups: BTreeMap::new(), report };
+    let from_lsn = Some(peek.start.end_lsn);
+    let to_lsn = peek.until;
+    let report = Report {
+        slot,
+        from_lsn,
+        to_lsn,
+        notes,
+        ..Report::default()
+    };
+    let mut tally = Tally {
+        shown_max: args.show as usize,
+        with_payload: args.payload,
+        groups: BTreeMap::new(),
+        report,
+    };
     let mut bar = Bar::new(args.output);
     let slot = tally.report.slot.clone();
     let mut stop = std::pin::pin!(stopped(peek.wanted(), slot, args.timeout));
     let read = loop {
-        match peek.read_unless(&mut stop, &mut |route, event| tally.add(route, event)).await {
+        match peek
+            .read_unless(&mut stop, &mut |route, event| tally.add(route, event))
+            .await
+        {
             Ok(Reading::More) => bar.at(tally.report.events, None, || "events read".to_owned()),
             Ok(Reading::Over) => break Ok(()),
             Ok(Reading::Stopped(error)) | Err(error) => break Err(error),
@@ -101,7 +120,11 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     };
     drop(bar);
     peek.end().await;
-    let report = Report { complete: read.is_ok(), ..tally.report }.with_groups(tally.groups.into_values().collect());
+    let report = Report {
+        complete: read.is_ok(),
+        ..tally.report
+    }
+    .with_groups(tally.groups.into_values().collect());
     print_report(args.output, &report, &report.text(now_us() / 1_000))?;
     Ok(read?)
 }
@@ -109,11 +132,21 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
 /// Waits for a reason not to read on: a relay wants the slot, or it takes too long.
 async fn stopped(wanted: impl Future<Output = ()>, slot: String, limit: Duration) -> Error {
     match timeout(limit, wanted).await {
-        Ok(()) => Error::new(Kind::SlotActive, format!("a relay waits for slot {slot}, and gets it: not all was read"))
-            .remedy(Remedy::from(NextCommand::new("status").option("slot", &slot)).and(" shows the lag of the relay")),
+        Ok(()) => Error::new(
+            Kind::SlotActive,
+            format!("a relay waits for slot {slot}, and gets it: not all was read"),
+        )
+        .remedy(
+            Remedy::from(NextCommand::new("status").option("slot", &slot))
+                .and(" shows the lag of the relay"),
+        ),
         Err(_) => {
-            let cause = format!("not all of slot {slot} was read within {}", exact_duration(limit));
-            Error::new(Kind::PostgresUnreachable, cause).remedy("read for longer with --timeout, while no relay works")
+            let cause = format!(
+                "not all of slot {slot} was read within {}",
+                exact_duration(limit)
+            );
+            Error::new(Kind::PostgresUnreachable, cause)
+                .remedy("read for longer with --timeout, while no relay works")
         }
     }
 }
@@ -190,9 +223,13 @@ impl Tally {
         if outbox.upkeep.copied_rows == CopiedRows::Skip && event.is_copied() {
             return Ok(());
         }
-        let text = |column: &str| value(event, outbox, column).map(|value| cell(value, NAME_CHARS_MAX));
-        let group =
-            GroupKey { outbox: outbox.source.to_string(), aggregate_type: text(&outbox.aggregate_type), topic: None };
+        let text =
+            |column: &str| value(event, outbox, column).map(|value| cell(value, NAME_CHARS_MAX));
+        let group = GroupKey {
+            outbox: outbox.source.to_string(),
+            aggregate_type: text(&outbox.aggregate_type),
+            topic: None,
+        };
         let committed_ms = event.committed_at_us / 1_000;
         let mut shown = Shown {
             id: cell(event.id(), NAME_CHARS_MAX),
@@ -219,19 +256,33 @@ impl Tally {
                 shown.error = Some(error.problem.to_string());
             }
         }
-        self.count(shown.group.clone(), committed_ms, shown.bytes.unwrap_or_default());
+        self.count(
+            shown.group.clone(),
+            committed_ms,
+            shown.bytes.unwrap_or_default(),
+        );
         self.report.shown.extend(Some(shown).filter(|_| is_shown));
         Ok(())
     }
 
     fn count(&mut self, key: GroupKey, committed_ms: i64, bytes: u64) {
         let is_left_out = self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&key);
-        let others = || GroupKey { outbox: "(others)".to_owned(), ..GroupKey::default() };
+        let others = || GroupKey {
+            outbox: "(others)".to_owned(),
+            ..GroupKey::default()
+        };
         let key = if is_left_out { others() } else { key };
-        let group = self.groups.entry(key.clone()).or_insert_with(|| Group { key, ..Group::default() });
+        let group = self.groups.entry(key.clone()).or_insert_with(|| Group {
+            key,
+            ..Group::default()
+        });
         group.events += 1;
         group.bytes = Some(group.bytes.unwrap_or_default() + bytes);
-        group.oldest_ms = Some(group.oldest_ms.map_or(committed_ms, |oldest| oldest.min(committed_ms)));
+        group.oldest_ms = Some(
+            group
+                .oldest_ms
+                .map_or(committed_ms, |oldest| oldest.min(committed_ms)),
+        );
         self.report.events += 1;
     }
 }
@@ -244,9 +295,12 @@ impl Report {
         groups.sort_by_key(|group| std::cmp::Reverse(group.events));
         let oldest_ms = groups.iter().filter_map(|group| group.oldest_ms).min();
         self.events = groups.iter().map(|group| group.events).sum();
-        self.bytes = self.from_lsn.map(|_| groups.iter().filter_map(|group| group.bytes).sum());
+        self.bytes = self
+            .from_lsn
+            .map(|_| groups.iter().filter_map(|group| group.bytes).sum());
         self.oldest_at = oldest_ms.and_then(time);
-        self.oldest_age_seconds = oldest_ms.map(|oldest_ms| (now_us() / 1_000 - oldest_ms).max(0) / 1_000);
+        self.oldest_age_seconds =
+            oldest_ms.map(|oldest_ms| (now_us() / 1_000 - oldest_ms).max(0) / 1_000);
         self.groups = groups;
         self
     }
@@ -257,21 +311,50 @@ impl Report {
             0 => String::new(),
             events => format!(", and {events} of them cannot be routed"),
         };
-        let oldest = self.oldest_at.as_ref().zip(self.groups.iter().filter_map(|group| group.oldest_ms).min());
+        let oldest = self
+            .oldest_at
+            .as_ref()
+            .zip(self.groups.iter().filter_map(|group| group.oldest_ms).min());
         let mut rows = vec![("slot", self.slot.clone())];
         if let Some((from, to)) = self.from_lsn.zip(self.to_lsn) {
-            rows.extend([("range", format!("after {from} up to {to}")), ("size", size(self.bytes))]);
+            rows.extend([
+                ("range", format!("after {from} up to {to}")),
+                ("size", size(self.bytes)),
+            ]);
         }
         rows.push(("events", format!("{}{unroutable}", self.events)));
-        rows.push(("oldest", or_dash(oldest.map(|(at, ms)| format!("{at}, {} ago", age(ms, now_ms))))));
-        let (mut groups, mut shown) = (
-            Grid::headed("outbox, aggregate type, topic, events, size, oldest"),
-            Grid::headed("id, aggregate, type, topic, committed at, commit LSN, index, xid, size, "),
+        rows.push((
+            "oldest",
+            or_dash(oldest.map(|(at, ms)| format!("{at}, {} ago", age(ms, now_ms)))),
+        ));
+        let mut groups = Grid::headed("outbox, aggregate type, topic, events, size, oldest");
+        let mut shown = Grid::headed(
+            "id, aggregate, type, topic, committed at, commit LSN, index, xid, size, ",
         );
-        for Group { key: GroupKey { outbox, aggregate_type, topic }, events, bytes, oldest_ms, .. } in &self.groups {
+        for Group {
+            key:
+                GroupKey {
+                    outbox,
+                    aggregate_type,
+                    topic,
+                },
+            events,
+            bytes,
+            oldest_ms,
+            ..
+        } in &self.groups
+        {
             let oldest = or_dash(oldest_ms.map(|ms| age(ms, now_ms)));
-            let [aggregate_type, topic] = [aggregate_type, topic].map(|text| or_dash(text.as_ref()));
-            groups.row([outbox, &aggregate_type, &topic, events, &size(*bytes), &oldest]);
+            let [aggregate_type, topic] =
+                [aggregate_type, topic].map(|text| or_dash(text.as_ref()));
+            groups.row([
+                outbox,
+                &aggregate_type,
+                &topic,
+                events,
+                &size(*bytes),
+                &oldest,
+            ]);
         }
         self.shown.iter().for_each(|event| event.add_to(&mut shown));
         labelled(rows) + &groups.section() + &shown.section() + &notes(&self.notes)
@@ -282,28 +365,57 @@ impl Shown {
     /// The last cell has the error or the payload.
     fn add_to(&self, table: &mut Grid) {
         let payload = self.payload.as_ref().map(|payload| {
-            let payload = payload.as_str().map_or_else(|| payload.to_string(), str::to_owned);
+            let payload = payload
+                .as_str()
+                .map_or_else(|| payload.to_string(), str::to_owned);
             cell(payload.as_bytes(), PAYLOAD_CHARS_MAX)
         });
-        let error = self.error.as_ref().map(|error| format!("cannot be routed: {error}"));
+        let error = self
+            .error
+            .as_ref()
+            .map(|error| format!("cannot be routed: {error}"));
         let last = error.or(payload).unwrap_or_default();
-        let texts = [&self.aggregate_id, &self.event_type, &self.group.topic, &self.committed_at];
+        let texts = [
+            &self.aggregate_id,
+            &self.event_type,
+            &self.group.topic,
+            &self.committed_at,
+        ];
         let [aggregate_id, event_type, topic, at] = texts.map(|text| or_dash(text.as_ref()));
-        let (xid, bytes) = (or_dash(self.xid), or_dash(self.bytes.map(human_bytes)));
-        let (lsn, index) = (self.commit_lsn, self.index);
-        table.row([&self.id, &aggregate_id, &event_type, &topic, &at, &lsn, &index, &xid, &bytes, &last]);
+        let xid = or_dash(self.xid);
+        let bytes = or_dash(self.bytes.map(human_bytes));
+        let lsn = self.commit_lsn;
+        let index = self.index;
+        table.row([
+            &self.id,
+            &aggregate_id,
+            &event_type,
+            &topic,
+            &at,
+            &lsn,
+            &index,
+            &xid,
+            &bytes,
+            &last,
+        ]);
     }
 }
 
 /// Counts the unpublished rows of tables that a relay polls because of `why`.
-/// Errors: those with which the relay would refuse to read a table; [`Kind::PositionMismatch`] where nothing tells
-/// which rows are published.
+/// Errors: those with which the relay would refuse to read a table; [`Kind::PositionMismatch`]
+/// where nothing tells which rows are published.
 async fn polled(subject: Subject, why: &str) -> Result<Report> {
-    let (config, client) = (subject.relay?, subject.sql.client());
-    let (source, mut outboxes) = (&config.source, config.outboxes.clone());
+    let config = subject.relay?;
+    let client = subject.sql.client();
+    let source = &config.source;
+    let mut outboxes = config.outboxes.clone();
     row_key::find(client, source, &config.delivery, &mut outboxes).await?;
     let says_for_itself = |outbox: &OutboxConfig| outbox.upkeep.says_for_itself();
-    let stored = if outboxes.iter().all(says_for_itself) { None } else { state::load(&config).await? };
+    let stored = if outboxes.iter().all(says_for_itself) {
+        None
+    } else {
+        state::load(&config).await?
+    };
     let reader = Reader::connect(&source.database, "walrelay pending").await?;
     reader.begin(None, &[]).await?;
     let mut groups = Vec::new();
@@ -314,19 +426,42 @@ async fn polled(subject: Subject, why: &str) -> Result<Report> {
             (true, _) => None,
             (false, Some(stored)) => Some(published_of(client, stored.clone(), facts.oid).await?),
             (false, None) => {
-                let cause = format!("no position is stored that tells which rows of {} are published", facts.name);
-                let remedy = Remedy::from("compare the table with the topics: ").and(NextCommand::new("verify"));
+                let cause = format!(
+                    "no position is stored that tells which rows of {} are published",
+                    facts.name
+                );
+                let remedy = Remedy::from("compare the table with the topics: ")
+                    .and(NextCommand::new("verify"));
                 return Err(Error::new(Kind::PositionMismatch, cause).remedy(remedy));
             }
         };
-        let Some(unpublished) = which(&Rows::Unpublished, published.as_ref(), outbox) else { continue };
-        let (events, oldest, _) = reader.extent(&extent(&facts, outbox, &Selection::of(unpublished))?).await?;
+        let Some(unpublished) = which(&Rows::Unpublished, published.as_ref(), outbox) else {
+            continue;
+        };
+        let (events, oldest, _) = reader
+            .extent(&extent(&facts, outbox, &Selection::of(unpublished))?)
+            .await?;
         let oldest: Option<jiff::Timestamp> = oldest.and_then(|oldest| oldest.parse().ok());
-        let key = GroupKey { outbox: facts.name.to_string(), ..GroupKey::default() };
-        groups.push(Group { key, events, oldest_ms: oldest.map(jiff::Timestamp::as_millisecond), ..Group::default() });
+        let key = GroupKey {
+            outbox: facts.name.to_string(),
+            ..GroupKey::default()
+        };
+        groups.push(Group {
+            key,
+            events,
+            oldest_ms: oldest.map(jiff::Timestamp::as_millisecond),
+            ..Group::default()
+        });
     }
-    let notes = vec![format!("a relay reads the table: {why}. The events are its unpublished rows, of any topic")];
-    let report = Report { slot: source.slot.to_string(), complete: true, notes, ..Report::default() };
+    let notes = vec![format!(
+        "a relay reads the table: {why}. The events are its unpublished rows, of any topic"
+    )];
+    let report = Report {
+        slot: source.slot.to_string(),
+        complete: true,
+        notes,
+        ..Report::default()
+    };
     Ok(report.with_groups(groups))
 }
 
@@ -339,27 +474,56 @@ mod tests {
     const HOUR_MS: i64 = 3_600_000;
 
     fn tally(shown_max: usize, with_payload: bool) -> Tally {
-        let (from_lsn, to_lsn) = (Some(Lsn::new(0x10)), Some(Lsn::new(0x100)));
-        let report = Report { slot: "orders".to_owned(), from_lsn, to_lsn, ..Report::default() };
-        Tally { shown_max, with_payload, groups: BTreeMap::new(), report }
+        let from_lsn = Some(Lsn::new(0x10));
+        let to_lsn = Some(Lsn::new(0x100));
+        let report = Report {
+            slot: "orders".to_owned(),
+            from_lsn,
+            to_lsn,
+            ..Report::default()
+        };
+        Tally {
+            shown_max,
+            with_payload,
+            groups: BTreeMap::new(),
+            report,
+        }
     }
 
     fn add(tally: &mut Tally, id: &str, aggregate_type: &str, minutes: i64) {
         let mut route = Route::new(outbox()).unwrap();
-        let values = [id, aggregate_type, "o-1", "OrderPlaced", "{\"card\": \"canary\"}"].map(Some);
+        let values = [
+            id,
+            aggregate_type,
+            "o-1",
+            "OrderPlaced",
+            "{\"card\": \"canary\"}",
+        ]
+        .map(Some);
         let lab = Lab::new(&route.outbox, &COLUMNS, &values);
-        let event = Event { committed_at_us: NOON_US + minutes * 60_000_000, xid: Some(7), ..lab.event() };
+        let event = Event {
+            committed_at_us: NOON_US + minutes * 60_000_000,
+            xid: Some(7),
+            ..lab.event()
+        };
         tally.add(&mut route, &event).unwrap();
     }
 
     fn finished(tally: Tally) -> Report {
-        Report { complete: true, ..tally.report }.with_groups(tally.groups.into_values().collect())
+        Report {
+            complete: true,
+            ..tally.report
+        }
+        .with_groups(tally.groups.into_values().collect())
     }
 
     #[test]
     fn events_are_counted_by_type_and_topic_and_the_first_ones_are_shown() {
         let mut tally = tally(2, false);
-        for (number, (aggregate_type, minutes)) in [("a b", 3), ("order", 1), ("order", 2)].into_iter().enumerate() {
+        for (number, (aggregate_type, minutes)) in [("a b", 3), ("order", 1), ("order", 2)]
+            .into_iter()
+            .enumerate()
+        {
             add(&mut tally, &format!("{number}"), aggregate_type, minutes);
         }
         let report = finished(tally);
@@ -383,8 +547,13 @@ mod tests {
             (&json["groups"][0]["topic"], &json["groups"][0]["bytes"]),
             (&"outbox.event.order".into(), &94.into())
         );
-        assert_eq!((&json["shown"][1]["type"], &json["complete"]), (&"OrderPlaced".into(), &true.into()));
-        assert!(!json.to_string().contains("canary") && json["oldest_age_seconds"].as_i64() > Some(0));
+        assert_eq!(
+            (&json["shown"][1]["type"], &json["complete"]),
+            (&"OrderPlaced".into(), &true.into())
+        );
+        assert!(
+            !json.to_string().contains("canary") && json["oldest_age_seconds"].as_i64() > Some(0)
+        );
     }
 
     #[test]
@@ -392,8 +561,15 @@ mod tests {
         let mut tally = tally(1, true);
         (0..2).for_each(|number| add(&mut tally, &format!("{number}"), "order", 0));
         let report = finished(tally);
-        assert_eq!(report.shown[0].payload, Some("{\"card\": \"canary\"}".into()));
-        assert!(report.text(NOON_US / 1_000).contains("47 B  {\"card\": \"canary\"}\n"));
+        assert_eq!(
+            report.shown[0].payload,
+            Some("{\"card\": \"canary\"}".into())
+        );
+        assert!(
+            report
+                .text(NOON_US / 1_000)
+                .contains("47 B  {\"card\": \"canary\"}\n")
+        );
         assert_eq!(report.shown.len(), 1);
     }
 
@@ -402,18 +578,40 @@ mod tests {
         let mut tally = tally(0, false);
         (0..GROUPS_MAX + 5).for_each(|number| add(&mut tally, "1", &format!("type{number}"), 0));
         let report = finished(tally);
-        assert_eq!((report.groups.len(), report.events), (GROUPS_MAX + 1, GROUPS_MAX as u64 + 5));
-        assert_eq!((report.groups[0].key.outbox.as_str(), report.groups[0].events), ("(others)", 5));
+        assert_eq!(
+            (report.groups.len(), report.events),
+            (GROUPS_MAX + 1, GROUPS_MAX as u64 + 5)
+        );
+        assert_eq!(
+            (
+                report.groups[0].key.outbox.as_str(),
+                report.groups[0].events
+            ),
+            ("(others)", 5)
+        );
     }
 
     #[test]
     fn a_report_without_events_or_of_a_table_has_no_empty_lines() {
         let empty = finished(tally(3, false));
         assert!(empty.text(0).ends_with("oldest  -\n"), "{}", empty.text(0));
-        let group = Group { events: 4, oldest_ms: Some(NOON_US / 1_000), ..Group::default() };
-        let report = Report { slot: "orders".to_owned(), ..Report::default() }.with_groups(vec![group]);
+        let group = Group {
+            events: 4,
+            oldest_ms: Some(NOON_US / 1_000),
+            ..Group::default()
+        };
+        let report = Report {
+            slot: "orders".to_owned(),
+            ..Report::default()
+        }
+        .with_groups(vec![group]);
         let text = report.text(NOON_US / 1_000);
-        assert!(text.starts_with("slot    orders\nevents  4\noldest  2026-03-01T12:00:00.000Z, 0s ago\n"), "{text}");
+        assert!(
+            text.starts_with(
+                "slot    orders\nevents  4\noldest  2026-03-01T12:00:00.000Z, 0s ago\n"
+            ),
+            "{text}"
+        );
         assert_eq!((report.bytes, empty.bytes), (None, Some(0)));
     }
 }

@@ -14,7 +14,8 @@ const REDRAW: Duration = Duration::from_millis(100);
 const OF_ALL: &str = "[{bar:24}] {human_pos}/{human_len} {msg}, {eta} left";
 const OF_UNKNOWN: &str = "{spinner} {human_pos} {msg}, {elapsed}";
 
-/// A bar on standard error, without colours. Dropping it clears its line: drop it before the command prints or asks.
+/// A bar on standard error, without colours. Dropping it clears its line: drop it before the
+/// command prints or asks.
 #[derive(Debug)]
 pub(crate) struct Bar {
     may_show: bool,
@@ -26,11 +27,16 @@ impl Bar {
     /// Shows nothing if standard error is no terminal, or if the result is for a program.
     pub(crate) fn new(output: Output) -> Bar {
         let may_show = !output.is_data() && !ProgressDrawTarget::stderr().is_hidden();
-        Bar { may_show, shown: None, next: Instant::now() + SHOWN_AFTER }
+        Bar {
+            may_show,
+            shown: None,
+            next: Instant::now() + SHOWN_AFTER,
+        }
     }
 
-    /// Shows that `done` of `of` are done; `what` says of which things, such as `rows of public.outbox read`. `of` is `None`
-    /// if the number of all is not known. Most calls do nothing, and do not call `what`.
+    /// Shows that `done` of `of` are done; `what` says of which things, such as `rows of
+    /// public.outbox read`. `of` is `None` if the number of all is not known. Most calls do
+    /// nothing, and do not call `what`.
     pub(crate) fn at(&mut self, done: u64, of: Option<u64>, what: impl FnOnce() -> String) {
         if !self.may_show || Instant::now() < self.next {
             return;
@@ -55,7 +61,8 @@ impl Bar {
     }
 }
 
-/// A bar for records that are sent. A line says when the bus does not answer, also where there is no terminal.
+/// A bar for records that are sent. A line says when the bus does not answer, also where there is
+/// no terminal.
 #[derive(Debug)]
 pub(crate) struct Sending {
     bar: Bar,
@@ -65,7 +72,11 @@ pub(crate) struct Sending {
 
 impl Sending {
     pub(crate) fn new(output: Output, what: &'static str) -> Sending {
-        Sending { bar: Bar::new(output), what, is_answered: true }
+        Sending {
+            bar: Bar::new(output),
+            what,
+            is_answered: true,
+        }
     }
 
     /// As [`Bar::at`]. `is_answered` tells whether the bus answers.
@@ -112,12 +123,18 @@ mod tests {
 
     #[test]
     fn a_bar_is_shown_after_half_a_second_and_begins_again_with_another_total() {
-        let mut bar = Bar { may_show: true, shown: None, next: Instant::now() + SHOWN_AFTER };
+        let mut bar = Bar {
+            may_show: true,
+            shown: None,
+            next: Instant::now() + SHOWN_AFTER,
+        };
         bar.at(1, Some(20), || panic!("asked too soon"));
         let mut at = |done, of| {
             bar.next = Instant::now();
             bar.at(done, of, || "rows".to_owned());
-            bar.shown.as_ref().map(|bar| (bar.position(), bar.length(), bar.message()))
+            bar.shown
+                .as_ref()
+                .map(|bar| (bar.position(), bar.length(), bar.message()))
         };
         assert_eq!(at(10, Some(20)), Some((10, Some(20), "rows".to_owned())));
         assert_eq!(at(20, Some(20)), Some((20, Some(20), "rows".to_owned())));

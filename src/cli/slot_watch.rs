@@ -1,4 +1,5 @@
-//! Looks at a slot, its parked events and its rows for the metrics, for a relay and for `walrelay exporter`.
+//! Looks at a slot, its parked events and its rows for the metrics, for a relay and for `walrelay
+//! exporter`.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -29,12 +30,17 @@ const PAUSE: Duration = Duration::from_secs(600);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 const ROWS_MAX: i64 = 10_000;
 /// Nobody waits for these statements, nor do they wait for anybody.
-const BOUNDS: &str = "set lock_timeout = '1ms'; set statement_timeout = '5s'; set default_transaction_read_only = on";
+const BOUNDS: &str = "set lock_timeout = '1ms'; set statement_timeout = '5s'; set \
+                      default_transaction_read_only = on";
 
 #[derive(Debug)]
 enum What {
     Parked,
-    Rows { rows: RowState, outbox: String, sql: String },
+    Rows {
+        rows: RowState,
+        outbox: String,
+        sql: String,
+    },
 }
 
 #[derive(Debug)]
@@ -47,32 +53,55 @@ struct Count {
 
 impl Count {
     fn new(what: What) -> Count {
-        Count { what, due: Instant::now(), is_logged: false }
+        Count {
+            what,
+            due: Instant::now(),
+            is_logged: false,
+        }
     }
 
     /// The counts of an outbox: of rows that show that they are unpublished, and that they failed.
     fn of(outbox: &OutboxConfig) -> Result<Vec<Count>> {
-        let Some(table) = outbox.source.table() else { return Ok(Vec::new()) };
+        let Some(table) = outbox.source.table() else {
+            return Ok(Vec::new());
+        };
         let table = quote_table(table)?;
         let all = outbox.upkeep.delete.then_some("true");
         let conditions = [
-            (RowState::Unpublished, outbox.upkeep.pending.as_deref().or(all)),
+            (
+                RowState::Unpublished,
+                outbox.upkeep.pending.as_deref().or(all),
+            ),
             (RowState::Failed, outbox.upkeep.failed.as_deref()),
         ];
         let counts = conditions.into_iter().filter_map(|(rows, condition)| {
             let condition = condition?;
             // The limit bounds the cost where an index has the condition.
-            let sql =
-                format!("select count(*) from (select from {table} where ({condition}\n) limit {ROWS_MAX}) as counted");
-            Some(Count::new(What::Rows { rows, outbox: outbox.source.to_string(), sql }))
+            let sql = format!(
+                "select count(*) from (select from {table} where ({condition}\n) limit \
+                         {ROWS_MAX}) as counted"
+            );
+            Some(Count::new(What::Rows {
+                rows,
+                outbox: outbox.source.to_string(),
+                sql,
+            }))
         });
         Ok(counts.collect())
     }
 
-    async fn read(&self, session: &SqlSession, slot: &SlotName, metrics: &Metrics) -> Result<(), QueryError> {
+    async fn read(
+        &self,
+        session: &SqlSession,
+        slot: &SlotName,
+        metrics: &Metrics,
+    ) -> Result<(), QueryError> {
         match &self.what {
             What::Parked => {
-                let ParkedCount { events, oldest_seconds } = ParkedCount::read(session, slot, Some(ROWS_MAX)).await?;
+                let ParkedCount {
+                    events,
+                    oldest_seconds,
+                } = ParkedCount::read(session, slot, Some(ROWS_MAX)).await?;
                 metrics.set_parked(events, oldest_seconds);
             }
             What::Rows { rows, outbox, sql } => {
@@ -90,12 +119,15 @@ impl Count {
         }
     }
 
-    /// Takes in that the server refused this count, and logs that once until a count succeeds. A lock is gone at the next
-    /// look.
+    /// Takes in that the server refused this count, and logs that once until a count succeeds. A
+    /// lock is gone at the next look.
     fn refused(&mut self, error: &Error, sqlstate: Option<&SqlState>, slot: &SlotName) {
         let (counted, advice) = match &self.what {
             What::Parked => ("walrelay.parked", "vacuum walrelay.parked"),
-            What::Rows { outbox, .. } => (outbox.as_str(), "create an index that has the condition of the count"),
+            What::Rows { outbox, .. } => (
+                outbox.as_str(),
+                "create an index that has the condition of the count",
+            ),
         };
         let fix = if sqlstate == Some(&SqlState::QUERY_CANCELED) {
             self.due = Instant::now() + PAUSE;
@@ -103,10 +135,13 @@ impl Count {
         } else {
             error.what_to_do()
         };
-        if sqlstate == Some(&SqlState::LOCK_NOT_AVAILABLE) || std::mem::replace(&mut self.is_logged, true) {
+        if sqlstate == Some(&SqlState::LOCK_NOT_AVAILABLE)
+            || std::mem::replace(&mut self.is_logged, true)
+        {
             tracing::debug!(%slot, counted, %error, "rows were not counted for the metrics");
         } else {
-            tracing::warn!(event = "row_count_failed", %slot, counted, %error, fix, "rows cannot be counted for the metrics");
+            tracing::warn!(event = "row_count_failed", %slot, counted, %error, fix, "rows cannot \
+                be counted for the metrics");
         }
     }
 }
@@ -115,15 +150,21 @@ impl Count {
 pub(super) async fn check_counts(session: &SqlSession, outbox: &OutboxConfig) -> Result<()> {
     const DOING: &str = "checking outbox.failed";
     for count in Count::of(outbox)? {
-        let What::Rows { sql, .. } = &count.what else { continue };
-        let Err(error) = session.client().prepare(sql).await else { continue };
+        let What::Rows { sql, .. } = &count.what else {
+            continue;
+        };
+        let Err(error) = session.client().prepare(sql).await else {
+            continue;
+        };
         match error.code() {
             // A role without the right to read gets no metric.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {}
             Some(_) => {
                 let cause = fault::sql(While::Querying(DOING), &error);
-                return Err(Error::new(Kind::Config, cause)
-                    .remedy("write a condition over the table's columns, such as failed = \"status = 'FAILED'\""));
+                return Err(Error::new(Kind::Config, cause).remedy(
+                    "write a condition over the table's columns, such as failed = \"status \
+                             = 'FAILED'\"",
+                ));
             }
             None => return Err(fault::sql(While::Querying(DOING), &error)),
         }
@@ -151,8 +192,17 @@ impl SlotWatch {
         is_alone: bool,
     ) -> Result<SlotWatch> {
         let counts: Vec<_> = outboxes.iter().map(Count::of).collect::<Result<_>>()?;
-        let counts = std::iter::once(Count::new(What::Parked)).chain(counts.into_iter().flatten()).collect();
-        Ok(SlotWatch { source: source.clone(), counts, telemetry, is_alone, session: None, logged: None })
+        let counts = std::iter::once(Count::new(What::Parked))
+            .chain(counts.into_iter().flatten())
+            .collect();
+        Ok(SlotWatch {
+            source: source.clone(),
+            counts,
+            telemetry,
+            is_alone,
+            session: None,
+            logged: None,
+        })
     }
 
     /// Looks for as long as this is driven. A value that cannot be read is not exposed.
@@ -160,7 +210,12 @@ impl SlotWatch {
         loop {
             let began = Instant::now();
             let looked = tokio::time::timeout(LOOK_TIMEOUT, self.look()).await;
-            let timed_out = || Err(Error::new(Kind::PostgresUnreachable, "the look at the slot took too long"));
+            let timed_out = || {
+                Err(Error::new(
+                    Kind::PostgresUnreachable,
+                    "the look at the slot took too long",
+                ))
+            };
             let looked = looked.unwrap_or_else(|_| timed_out());
             if self.is_alone {
                 self.telemetry.connected(Side::Postgres, looked.is_ok());
@@ -174,35 +229,43 @@ impl SlotWatch {
         }
     }
 
-    /// Exposes nothing, and says so. A relay that does not stream says itself that it cannot reach Postgres.
+    /// Exposes nothing, and says so. A relay that does not stream says itself that it cannot reach
+    /// Postgres.
     fn failed(&mut self, error: &Error) {
-        let (slot, metrics) = (&self.source.slot, &self.telemetry.metrics);
+        let slot = &self.source.slot;
+        let metrics = &self.telemetry.metrics;
         let is_heard = self.is_alone || metrics.is_streaming();
         if is_heard {
             self.telemetry.failed(error);
         }
         if is_heard && self.logged.replace(error.kind()) != Some(error.kind()) {
             let fix = error.what_to_do();
-            tracing::warn!(event = "slot_look_failed", %slot, %error, fix, "the slot cannot be read for the metrics");
+            tracing::warn!(event = "slot_look_failed", %slot, %error, fix, "the slot cannot be \
+                read for the metrics");
         } else {
             tracing::debug!(%slot, %error, "the slot cannot be read for the metrics");
         }
         self.session = None;
         metrics.set_slot(&SlotState::default());
         metrics.clock_difference_seconds.set(None);
-        self.counts.iter().for_each(|count| count.set_unknown(metrics));
+        self.counts
+            .iter()
+            .for_each(|count| count.set_unknown(metrics));
     }
 
     /// Reports clocks that differ once, until they agree again.
     fn judge_clock(&self, difference: ClockDifference) {
         let known = &self.telemetry.metrics.clock_difference_seconds;
-        let before =
-            ClockDifference { ahead_us: known.value().map_or(0, |seconds| (seconds * 1e6) as i64), open_us: 0 };
+        let before = ClockDifference {
+            ahead_us: known.value().map_or(0, |seconds| (seconds * 1e6) as i64),
+            open_us: 0,
+        };
         if let Some(fault) = difference.fault()
             && before.fault().is_none()
         {
             self.telemetry.failed(&fault);
-            tracing::warn!(event = "clocks_differ", slot = %self.source.slot, error = %fault, fix = fault.what_to_do(),
+            tracing::warn!(event = "clocks_differ", slot = %self.source.slot, error = %fault,
+                fix = fault.what_to_do(),
                 "lag in seconds is wrong");
         }
         known.set(Some(difference.ahead_us as f64 / 1e6));
@@ -218,10 +281,13 @@ impl SlotWatch {
                 session
             }
         };
-        let (slot, metrics) = (&self.source.slot, &self.telemetry.metrics);
+        let slot = &self.source.slot;
+        let metrics = &self.telemetry.metrics;
         let state: SlotState = status::look(&session, slot).await?;
         metrics.set_slot(&state);
-        self.telemetry.stand_by_pids.send_replace(state.stand_by_pids);
+        self.telemetry
+            .stand_by_pids
+            .send_replace(state.stand_by_pids);
         self.judge_clock(ClockDifference::read(&session).await?);
         for count in &mut self.counts {
             let began = Instant::now();
@@ -253,13 +319,19 @@ mod tests {
     fn only_a_count_that_took_too_long_is_put_off_and_a_lock_is_no_warning() {
         let slot: SlotName = "orders".parse().unwrap();
         let error = Error::new(Kind::PostgresRefused, "refused");
-        for (sqlstate, is_put_off, is_logged) in
-            [("57014", true, true), ("55P03", false, false), ("42501", false, true)]
-        {
+        for (sqlstate, is_put_off, is_logged) in [
+            ("57014", true, true),
+            ("55P03", false, false),
+            ("42501", false, true),
+        ] {
             let mut count = Count::new(What::Parked);
             count.refused(&error, Some(&SqlState::from_code(sqlstate)), &slot);
             let is_due = count.due <= Instant::now();
-            assert_eq!((!is_due, count.is_logged), (is_put_off, is_logged), "{sqlstate}");
+            assert_eq!(
+                (!is_due, count.is_logged),
+                (is_put_off, is_logged),
+                "{sqlstate}"
+            );
         }
     }
 }

@@ -38,8 +38,8 @@ pub(super) const NO_RELAY: &str = "no relay streams from the slot";
 const SECOND: Duration = Duration::from_secs(1);
 /// The pause before the next look, while one look cannot tell whether the lag is over its limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// For so long, nothing may be confirmed while WAL waits, where the relay cannot say itself whether it is ready. A relay
-/// that has nothing to deliver confirms WAL every five seconds.
+/// For so long, nothing may be confirmed while WAL waits, where the relay cannot say itself whether
+/// it is ready. A relay that has nothing to deliver confirms WAL every five seconds.
 const UNCONFIRMED_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Args)]
@@ -51,7 +51,8 @@ pub(crate) struct StatusArgs {
     /// Repeat at this interval; without a value every 2s
     #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "2s", value_parser = seconds(SECOND..=DAY, "5s"))]
     pub watch: Option<Duration>,
-    /// Print one line and end with an exit code as Nagios plugins do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
+    /// Print one line and end with an exit code as Nagios plugins do: 0 OK, 1 WARNING, 2 CRITICAL,
+    /// 3 UNKNOWN
     #[arg(long, conflicts_with_all = ["watch", "form", "json"])]
     pub nagios: bool,
     #[command(flatten)]
@@ -64,8 +65,9 @@ struct Limits {
     /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
     #[arg(long, value_name = "BYTES", value_parser = parsed_bytes)]
     max_lag_bytes: Option<u64>,
-    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it 10s
-    /// or more. Without this, a relay that cannot be asked at http.listen must confirm something within 15s
+    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures
+    /// for as long: give it 10s or more. Without this, a relay that cannot be asked at http.listen
+    /// must confirm something within 15s
     #[arg(long, value_name = "DURATION", value_parser = seconds(Duration::ZERO..=AGE_MAX, "1m"))]
     max_lag_seconds: Option<Duration>,
 }
@@ -93,7 +95,10 @@ With --nagios the exit codes are those of Nagios plugins:
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
     if args.nagios {
         let settled = async { Checked::open(args).await?.settled().await };
-        let check = settled.await.map_or_else(|error| Check::failed(&error), |report| report.check(&args.limits));
+        let check = settled.await.map_or_else(
+            |error| Check::failed(&error),
+            |report| report.check(&args.limits),
+        );
         print_line(&check)?;
         return Err(check.end());
     }
@@ -117,21 +122,35 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
         }
         print_to_reader(&match redraw {
             true => format!("{}\n\n{}", clock(), report.table()),
-            false => args.output.line(&report, &format!("time={} {}", clock(), report.line()))?,
+            false => args
+                .output
+                .line(&report, &format!("time={} {}", clock(), report.line()))?,
         })?;
     }
 }
 
 /// The time of day, in seconds.
 fn clock() -> String {
-    jiff::Timestamp::from_microsecond(now_us()).map(|now| format!("{now:.0}")).unwrap_or_default()
+    jiff::Timestamp::from_microsecond(now_us())
+        .map(|now| format!("{now:.0}"))
+        .unwrap_or_default()
 }
 
 /// The slot as the server shows it.
 pub(super) async fn look<T: DeserializeOwned>(session: &SqlSession, slot: &SlotName) -> Result<T> {
     let (class, key) = lease::keys(slot);
-    let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];
-    Ok(one_json(session.client(), "reading the status of the slot", STATUS, &params).await?)
+    let params: [Param<'_>; 3] = [
+        (&slot.as_str(), Type::TEXT),
+        (&class, Type::INT4),
+        (&key, Type::INT4),
+    ];
+    Ok(one_json(
+        session.client(),
+        "reading the status of the slot",
+        STATUS,
+        &params,
+    )
+    .await?)
 }
 
 /// The slot that is looked at.
@@ -148,7 +167,12 @@ impl Checked {
         let settings = config::read(&args.common, &args.common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay status").await?;
-        Ok(Checked { session, slot, limits: args.limits, http: settings.model().http.listen })
+        Ok(Checked {
+            session,
+            slot,
+            limits: args.limits,
+            http: settings.model().http.listen,
+        })
     }
 
     /// The report of one look, or of as many as a limit of time needs.
@@ -161,7 +185,10 @@ impl Checked {
         while report.is_open(&self.limits, &first) {
             tokio::time::sleep(LOOK_AGAIN).await;
             let asked = report.asked;
-            report = Report { asked, ..self.read(&mut looks).await? };
+            report = Report {
+                asked,
+                ..self.read(&mut looks).await?
+            };
             report.judge(&self.limits);
         }
         Ok(report)
@@ -181,15 +208,18 @@ impl Checked {
         }
         if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
             let waited = looks.look(Instant::now(), confirmed, end);
-            report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
+            report.wal.lag_seconds = report
+                .wal
+                .lag_seconds
+                .or_else(|| waited.map(|waited| waited.as_secs_f64()));
             report.wal.unconfirmed = looks.unconfirmed(Instant::now());
         }
         Ok(report)
     }
 }
 
-/// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not known": this major version
-/// of the server does not have the value, or the role may not see it.
+/// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not
+/// known": this major version of the server does not have the value, or the role may not see it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Report {
     slot: String,
@@ -211,7 +241,8 @@ struct Report {
     parked: ParkedCount,
     #[serde(flatten)]
     wal: Wal,
-    /// Whether the slot decodes prepared transactions at their `PREPARE`; walrelay's slots never do.
+    /// Whether the slot decodes prepared transactions at their `PREPARE`; walrelay's slots never
+    /// do.
     two_phase: bool,
     /// Whether standbys keep a copy, from Postgres 17 on.
     failover: Option<bool>,
@@ -230,7 +261,8 @@ struct Sessions {
     table_reader_pid: Option<i32>,
     /// Sessions of relays that stand by, as far as the role may see them.
     stand_by_pids: Vec<i32>,
-    /// `at-least-once` or `exactly-once`, as the active relay is configured, if the role may see its session.
+    /// `at-least-once` or `exactly-once`, as the active relay is configured, if the role may see
+    /// its session.
     guarantee: Option<String>,
 }
 
@@ -262,8 +294,9 @@ struct Wal {
     retained_bytes: Option<i64>,
     /// `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
     lag_bytes: Option<i64>,
-    /// 0 if everything is confirmed. Without a relay: the time since the slot became inactive, from Postgres 17 on. Else
-    /// the least time for which the oldest unconfirmed WAL has waited, counted from the first look that saw it.
+    /// 0 if everything is confirmed. Without a relay: the time since the slot became inactive, from
+    /// Postgres 17 on. Else the least time for which the oldest unconfirmed WAL has waited, counted
+    /// from the first look that saw it.
     lag_seconds: Option<f64>,
     /// The time since a relay last streamed from the slot, from Postgres 17 on.
     inactive_seconds: Option<f64>,
@@ -286,7 +319,8 @@ impl Report {
     /// Fills in `problems` and `healthy`.
     fn judge(&mut self, limits: &Limits) {
         let mut problems = Vec::new();
-        let is_ours = self.kind.as_deref() == Some("logical") && self.plugin.as_deref() == Some("pgoutput");
+        let is_ours =
+            self.kind.as_deref() == Some("logical") && self.plugin.as_deref() == Some("pgoutput");
         if self.kind.is_some() && !is_ours {
             problems.push("the slot is not walrelay's: its plugin is not pgoutput".to_owned());
         }
@@ -294,7 +328,9 @@ impl Report {
         if self.relay.table_reader_pid.is_none() {
             match (self.relay.active, self.wal.confirmed_lsn) {
                 (true, None) => problems.push("the slot is still being created".to_owned()),
-                (false, None) if self.kind.is_some() => problems.push(format!("the slot is lost ({UNMADE})")),
+                (false, None) if self.kind.is_some() => {
+                    problems.push(format!("the slot is lost ({UNMADE})"))
+                }
                 (false, _) => problems.push(NO_RELAY.to_owned()),
                 (true, Some(_)) => {}
             }
@@ -304,13 +340,18 @@ impl Report {
         }
         let judged_by = match self.asked.ready {
             Some(_) => "the relay's own readiness".to_owned(),
-            None if self.is_limited(limits) => format!("a confirmation within {} s", UNCONFIRMED_MAX.as_secs()),
+            None if self.is_limited(limits) => {
+                format!("a confirmation within {} s", UNCONFIRMED_MAX.as_secs())
+            }
             None if self.relay.active => "--max-lag-seconds".to_owned(),
             None => "the server alone".to_owned(),
         };
         self.asked.judged_by = Some(judged_by);
         if self.is_limited(limits) && self.wal.unconfirmed > UNCONFIRMED_MAX {
-            problems.push(format!("WAL waits, and nothing was confirmed for {} s", UNCONFIRMED_MAX.as_secs()));
+            problems.push(format!(
+                "WAL waits, and nothing was confirmed for {} s",
+                UNCONFIRMED_MAX.as_secs()
+            ));
         }
         problems.extend(self.wal.over(limits));
         self.healthy = problems.is_empty();
@@ -322,10 +363,15 @@ impl Report {
         self.relay.active && self.asked.ready.is_none() && limits.max_lag_seconds.is_none()
     }
 
-    /// Whether another look can tell more than the `first`: there is a limit of time, and what was to be confirmed then is
-    /// not. Call after [`Report::judge`]. True for at most as long as the limit.
+    /// Whether another look can tell more than the `first`: there is a limit of time, and what was
+    /// to be confirmed then is not. Call after [`Report::judge`]. True for at most as long as the
+    /// limit.
     fn is_open(&self, limits: &Limits, first: &Wal) -> bool {
-        let waits = self.wal.confirmed_lsn.zip(first.current_lsn).is_some_and(|(confirmed, end)| confirmed < end);
+        let waits = self
+            .wal
+            .confirmed_lsn
+            .zip(first.current_lsn)
+            .is_some_and(|(confirmed, end)| confirmed < end);
         let is_still = self.is_limited(limits) && self.wal.confirmed_lsn == first.confirmed_lsn;
         self.healthy && self.relay.active && waits && (limits.max_lag_seconds.is_some() || is_still)
     }
@@ -335,9 +381,11 @@ impl Report {
         let is_at_work = self.relay.active || self.relay.table_reader_pid.is_some();
         let answer = match http {
             Some(addr) => ask_relay(addr, slot, is_at_work).await,
-            None => {
-                Err("this command knows no http.listen (or WALRELAY_HTTP), so the relay cannot be asked".to_owned())
-            }
+            None => Err(
+                "this command knows no http.listen (or WALRELAY_HTTP), so the relay cannot be \
+                     asked"
+                    .to_owned(),
+            ),
         };
         self.asked = Asked::from(answer);
         if !is_at_work {
@@ -350,8 +398,14 @@ impl Report {
         if self.healthy {
             return Ok(());
         }
-        let error =
-            Error::new(Kind::Unhealthy, format!("slot {} is unhealthy: {}", self.slot, self.problems.join("; ")));
+        let error = Error::new(
+            Kind::Unhealthy,
+            format!(
+                "slot {} is unhealthy: {}",
+                self.slot,
+                self.problems.join("; ")
+            ),
+        );
         if self.plugin.as_deref() != Some("pgoutput") {
             return Err(error.remedy("name the slot that `walrelay setup` created with --slot"));
         }
@@ -361,10 +415,15 @@ impl Report {
         let run = NextCommand::new("run").option("slot", &self.slot);
         Err(match (self.wal.wal_status.as_deref(), self.relay.active) {
             (Some("lost"), _) => error.remedy(
-                Remedy::from("start a relay; it creates the slot again and publishes the pending rows of the table: ").and(run),
+                Remedy::from(
+                    "start a relay; it creates the slot again and publishes the pending \
+                              rows of the table: ",
+                )
+                .and(run),
             ),
             (_, false) => error.remedy(Remedy::from("start a relay: ").and(run).and(
-                "; if one runs, its /readyz and its log name the reason why it does not stream: it may wait for a topic that \
+                "; if one runs, its /readyz and its log name the reason why it does not stream: it \
+                 may wait for a topic that \
                  refuses records, or for the bus",
             )),
             (_, true) => error.remedy("read the relay's log: the bus may be slow or unreachable"),
@@ -373,7 +432,13 @@ impl Report {
 
     /// The result for Nagios. Call after [`Report::judge`] with the same limits.
     fn check(&self, limits: &Limits) -> Check {
-        let Report { slot, relay, wal, problems, .. } = self;
+        let Report {
+            slot,
+            relay,
+            wal,
+            problems,
+            ..
+        } = self;
         let state = match problems.len() {
             0 => State::Ok,
             count if count == wal.over(limits).len() => State::Warning,
@@ -391,16 +456,32 @@ impl Report {
         let figures = [
             figure("lag_bytes", number(wal.lag_bytes), "B", most_bytes),
             figure("retained_bytes", number(wal.retained_bytes), "B", None),
-            figure("lag_seconds", wal.lag_seconds.map(rounded), "s", most_seconds),
+            figure(
+                "lag_seconds",
+                wal.lag_seconds.map(rounded),
+                "s",
+                most_seconds,
+            ),
             figure("parked_events", number(self.parked.events), "", None),
         ];
-        Check { state, text: format!("slot {slot}: {text}"), figures: figures.into_iter().flatten().collect() }
+        Check {
+            state,
+            text: format!("slot {slot}: {text}"),
+            figures: figures.into_iter().flatten().collect(),
+        }
     }
 
     fn line(&self) -> String {
-        let Report { slot, healthy, relay, wal, .. } = self;
+        let Report {
+            slot,
+            healthy,
+            relay,
+            wal,
+            ..
+        } = self;
         format!(
-            "slot={slot} healthy={healthy} active={} ready={} table_reader_pid={} intake={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            "slot={slot} healthy={healthy} active={} ready={} table_reader_pid={} intake={} \
+             parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             relay.active,
             or_dash(self.asked.ready),
             or_dash(relay.table_reader_pid),
@@ -415,17 +496,33 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let Report { slot, relay, wal, .. } = self;
+        let Report {
+            slot, relay, wal, ..
+        } = self;
         let bound = match wal.safe_wal_bytes {
-            Some(safe) => format!("{} more can be written before the slot may be lost", bytes(safe)),
+            Some(safe) => format!(
+                "{} more can be written before the slot may be lost",
+                bytes(safe)
+            ),
             None if self.kind.is_none() => "-".to_owned(),
             None => "no bound (max_slot_wal_keep_size)".to_owned(),
         };
         let rows = [
-            ("slot", if self.kind.is_some() { slot.clone() } else { format!("{slot}, which does not exist") }),
+            (
+                "slot",
+                if self.kind.is_some() {
+                    slot.clone()
+                } else {
+                    format!("{slot}, which does not exist")
+                },
+            ),
             (
                 "health",
-                if self.healthy { "healthy".to_owned() } else { format!("UNHEALTHY: {}", self.problems.join("; ")) },
+                if self.healthy {
+                    "healthy".to_owned()
+                } else {
+                    format!("UNHEALTHY: {}", self.problems.join("; "))
+                },
             ),
             ("database", or_dash(self.database.as_deref())),
             ("relay", relay.at_work()),
@@ -439,10 +536,23 @@ impl Report {
             ("confirmed", or_dash(wal.confirmed_lsn)),
             ("current", or_dash(wal.current_lsn)),
             ("lag", wal.lag()),
-            ("WAL kept", format!("{} from {}", or_dash(wal.retained_bytes.map(bytes)), or_dash(wal.restart_lsn))),
+            (
+                "WAL kept",
+                format!(
+                    "{} from {}",
+                    or_dash(wal.retained_bytes.map(bytes)),
+                    or_dash(wal.restart_lsn)
+                ),
+            ),
             ("WAL status", wal.status()),
             ("WAL bound", bound),
-            ("failover", or_dash(self.failover.map(|failover| if failover { "kept on standbys" } else { "off" }))),
+            (
+                "failover",
+                or_dash(
+                    self.failover
+                        .map(|failover| if failover { "kept on standbys" } else { "off" }),
+                ),
+            ),
         ];
         labelled(rows)
     }
@@ -452,7 +562,10 @@ impl Report {
             (Some(0), _) => "none".to_owned(),
             (Some(events), Some(oldest)) => {
                 let events = counted(u64::try_from(events).unwrap_or_default(), "event");
-                format!("{events}, the oldest for {} (walrelay parked list)", seconds_text(oldest))
+                format!(
+                    "{events}, the oldest for {} (walrelay parked list)",
+                    seconds_text(oldest)
+                )
             }
             (events, _) => or_dash(events),
         }
@@ -463,7 +576,10 @@ impl Sessions {
     fn at_work(&self) -> String {
         match (self.active, self.pid) {
             _ if self.table_reader_pid.is_some() => {
-                format!("backend pid {} reads the table", or_dash(self.table_reader_pid))
+                format!(
+                    "backend pid {} reads the table",
+                    or_dash(self.table_reader_pid)
+                )
             }
             (true, Some(pid)) => {
                 let application = self.application.as_deref().unwrap_or("?");
@@ -483,7 +599,11 @@ impl Sessions {
         if self.stand_by_pids.is_empty() {
             return "none".to_owned();
         }
-        let pids: Vec<_> = self.stand_by_pids.iter().map(|pid| format!("backend pid {pid}")).collect();
+        let pids: Vec<_> = self
+            .stand_by_pids
+            .iter()
+            .map(|pid| format!("backend pid {pid}"))
+            .collect();
         pids.join(", ")
     }
 }
@@ -491,22 +611,39 @@ impl Sessions {
 impl From<Result<RelayAnswer, String>> for Asked {
     fn from(answer: Result<RelayAnswer, String>) -> Asked {
         match answer {
-            Ok(RelayAnswer { readiness, intake_closed }) => Asked {
+            Ok(RelayAnswer {
+                readiness,
+                intake_closed,
+            }) => Asked {
                 ready: Some(readiness.ready),
                 ready_detail: readiness.detail,
-                intake: Some(if intake_closed.is_none() { "open" } else { "closed" }.to_owned()),
+                intake: Some(
+                    if intake_closed.is_none() {
+                        "open"
+                    } else {
+                        "closed"
+                    }
+                    .to_owned(),
+                ),
                 intake_detail: intake_closed.map(|why| why.words().to_owned()),
                 fix: readiness.fix,
                 judged_by: None,
             },
-            Err(why) => Asked { ready_detail: Some(why.clone()), intake_detail: Some(why), ..Asked::default() },
+            Err(why) => Asked {
+                ready_detail: Some(why.clone()),
+                intake_detail: Some(why),
+                ..Asked::default()
+            },
         }
     }
 }
 
 impl Asked {
     fn intake(&self) -> String {
-        let detail = self.intake_detail.as_ref().map(|detail| format!(": {detail}"));
+        let detail = self
+            .intake_detail
+            .as_ref()
+            .map(|detail| format!(": {detail}"));
         self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
     }
 
@@ -516,7 +653,10 @@ impl Asked {
             Some(false) => "not ready",
             None => "not known",
         };
-        let detail = self.ready_detail.as_ref().map(|detail| format!(": {detail}"));
+        let detail = self
+            .ready_detail
+            .as_ref()
+            .map(|detail| format!(": {detail}"));
         said.to_owned() + &detail.unwrap_or_default()
     }
 }
@@ -525,12 +665,18 @@ impl Wal {
     /// The loss of the slot, past or to come.
     fn lost(&self) -> Option<String> {
         let conflict = (self.conflicting == Some(true)).then_some("conflict with recovery");
-        match (self.wal_status.as_deref(), self.invalidation_reason.as_deref().or(conflict)) {
-            (Some("lost"), reason) => Some(format!("the slot is lost ({})", reason.unwrap_or("wal_removed"))),
+        match (
+            self.wal_status.as_deref(),
+            self.invalidation_reason.as_deref().or(conflict),
+        ) {
+            (Some("lost"), reason) => Some(format!(
+                "the slot is lost ({})",
+                reason.unwrap_or("wal_removed")
+            )),
             (_, Some(reason)) => Some(format!("the slot is invalid ({reason})")),
-            (Some("unreserved"), None) => {
-                Some("the slot is about to be lost: the next checkpoint may remove its WAL".to_owned())
-            }
+            (Some("unreserved"), None) => Some(
+                "the slot is about to be lost: the next checkpoint may remove its WAL".to_owned(),
+            ),
             _ => None,
         }
     }
@@ -540,12 +686,19 @@ impl Wal {
         if let (Some(most), Some(lag)) = (limits.max_lag_bytes, self.lag_bytes)
             && u64::try_from(lag).is_ok_and(|lag| lag > most)
         {
-            problems.push(format!("{} are not confirmed, more than {}", bytes(lag), human_bytes(most)));
+            problems.push(format!(
+                "{} are not confirmed, more than {}",
+                bytes(lag),
+                human_bytes(most)
+            ));
         }
         if let (Some(most), Some(lag)) = (limits.max_lag_seconds, self.lag_seconds)
             && Duration::try_from_secs_f64(lag).is_ok_and(|lag| lag > most)
         {
-            problems.push(format!("the relay is {lag:.1} s behind, more than {} s", most.as_secs_f64()));
+            problems.push(format!(
+                "the relay is {lag:.1} s behind, more than {} s",
+                most.as_secs_f64()
+            ));
         }
         problems
     }
@@ -560,11 +713,16 @@ impl Wal {
 
     fn lag(&self) -> String {
         let lag = or_dash(self.lag_bytes.map(bytes));
-        self.lag_seconds.map_or(lag.clone(), |waited| format!("{lag}, {}", seconds_text(waited)))
+        self.lag_seconds.map_or(lag.clone(), |waited| {
+            format!("{lag}, {}", seconds_text(waited))
+        })
     }
 
     fn status(&self) -> String {
-        let invalid = self.invalidation_reason.as_deref().map(|reason| format!(" ({reason})"));
+        let invalid = self
+            .invalidation_reason
+            .as_deref()
+            .map(|reason| format!(" ({reason})"));
         or_dash(self.wal_status.as_deref()) + &invalid.unwrap_or_default()
     }
 }
@@ -578,17 +736,23 @@ fn bytes(bytes: i64) -> String {
 }
 
 fn seconds_text(seconds: f64) -> String {
-    if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{:.0} min", seconds / 60.0) }
+    if seconds < 60.0 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{:.0} min", seconds / 60.0)
+    }
 }
 
-/// The greatest number of ends: two hours with a look every two seconds. Beyond it the lag may be too small.
+/// The greatest number of ends: two hours with a look every two seconds. Beyond it the lag may be
+/// too small.
 const ENDS_MAX: usize = 3_600;
 
-/// Measures the lag of a running relay: the ends of the WAL, each with the time of the first look at it, until they are
-/// confirmed.
+/// Measures the lag of a running relay: the ends of the WAL, each with the time of the first look
+/// at it, until they are confirmed.
 ///
-/// Postgres keeps no time for a place in the WAL, and `pg_stat_replication.flush_lag` does not change while nothing is
-/// confirmed. What can be known: when an end was first seen, and that the relay has not confirmed it since.
+/// Postgres keeps no time for a place in the WAL, and `pg_stat_replication.flush_lag` does not
+/// change while nothing is confirmed. What can be known: when an end was first seen, and that the
+/// relay has not confirmed it since.
 #[derive(Debug, Default)]
 struct Looks {
     ends: VecDeque<(Instant, Lsn)>,
@@ -597,10 +761,14 @@ struct Looks {
 }
 
 impl Looks {
-    /// Records that the WAL ended at `end` and was confirmed up to `confirmed`. Gives the least time for which the oldest
-    /// unconfirmed WAL has waited. `None`: no earlier look saw it, and it may have waited for any time.
+    /// Records that the WAL ended at `end` and was confirmed up to `confirmed`. Gives the least
+    /// time for which the oldest unconfirmed WAL has waited. `None`: no earlier look saw it, and it
+    /// may have waited for any time.
     fn look(&mut self, now: Instant, confirmed: Lsn, end: Lsn) -> Option<Duration> {
-        let still = self.still.filter(|(before, _)| *before == confirmed).unwrap_or((confirmed, now));
+        let still = self
+            .still
+            .filter(|(before, _)| *before == confirmed)
+            .unwrap_or((confirmed, now));
         self.still = (confirmed < end).then_some(still);
         if self.ends.back().is_some_and(|(_, last)| *last > end) {
             // Another server answers: the ends that were seen are of another WAL.
@@ -624,7 +792,9 @@ impl Looks {
 
     /// How long WAL has waited at the last look without a confirmation, as far as the looks tell.
     fn unconfirmed(&self, now: Instant) -> Duration {
-        self.still.map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(since))
+        self.still.map_or(Duration::ZERO, |(_, since)| {
+            now.saturating_duration_since(since)
+        })
     }
 }
 
@@ -638,14 +808,24 @@ mod tests {
         let mut row = json!({
             "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
             "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
-            "ready": true, "intake": "closed", "intake_detail": "sink.max_in_flight_bytes is reached",
+            "ready": true, "intake": "closed", "intake_detail": "sink.max_in_flight_bytes is \
+                reached",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
             "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
             "wal_status": "reserved", "two_phase": false,
         });
-        row.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        let parked = ParkedCount { events: Some(5), oldest_seconds: Some(200.0) };
-        Report { healthy: true, parked, ..serde_json::from_value(row).unwrap() }
+        row.as_object_mut()
+            .unwrap()
+            .extend(changes.as_object().unwrap().clone());
+        let parked = ParkedCount {
+            events: Some(5),
+            oldest_seconds: Some(200.0),
+        };
+        Report {
+            healthy: true,
+            parked,
+            ..serde_json::from_value(row).unwrap()
+        }
     }
 
     fn judged(changes: Value, limits: Limits) -> Report {
@@ -657,23 +837,53 @@ mod tests {
 
     #[test]
     fn a_slot_is_judged_by_its_state_and_the_limits() {
-        let lag_bytes = |most| Limits { max_lag_bytes: Some(most), ..Limits::default() };
-        let lag_seconds = |most| Limits { max_lag_seconds: Some(Duration::from_secs(most)), ..Limits::default() };
+        let lag_bytes = |most| Limits {
+            max_lag_bytes: Some(most),
+            ..Limits::default()
+        };
+        let lag_seconds = |most| Limits {
+            max_lag_seconds: Some(Duration::from_secs(most)),
+            ..Limits::default()
+        };
         let none = Limits::default();
         for (changes, limits, problems) in [
             (json!({}), none, ""),
-            (json!({"active": false}), none, "no relay streams from the slot"),
-            (json!({"wal_status": "lost"}), none, "the slot is lost (wal_removed)"),
-            (json!({"wal_status": "lost", "conflicting": true}), none, "the slot is lost (conflict with recovery)"),
+            (
+                json!({"active": false}),
+                none,
+                "no relay streams from the slot",
+            ),
+            (
+                json!({"wal_status": "lost"}),
+                none,
+                "the slot is lost (wal_removed)",
+            ),
+            (
+                json!({"wal_status": "lost", "conflicting": true}),
+                none,
+                "the slot is lost (conflict with recovery)",
+            ),
             (
                 json!({"wal_status": "unreserved"}),
                 none,
                 "the slot is about to be lost: the next checkpoint may remove its WAL",
             ),
             (json!({"wal_status": "extended"}), none, ""),
-            (json!({"invalidation_reason": "idle_timeout"}), none, "the slot is invalid (idle_timeout)"),
-            (json!({"confirmed_lsn": null}), none, "the slot is still being created"),
-            (json!({"confirmed_lsn": null, "active": false}), none, "the slot is lost (it has no confirmed LSN)"),
+            (
+                json!({"invalidation_reason": "idle_timeout"}),
+                none,
+                "the slot is invalid (idle_timeout)",
+            ),
+            (
+                json!({"confirmed_lsn": null}),
+                none,
+                "the slot is still being created",
+            ),
+            (
+                json!({"confirmed_lsn": null, "active": false}),
+                none,
+                "the slot is lost (it has no confirmed LSN)",
+            ),
             (
                 json!({"ready": false, "ready_detail": "not connected to Kafka"}),
                 none,
@@ -681,14 +891,30 @@ mod tests {
             ),
             (json!({"ready": null}), none, ""),
             // A relay that polls needs no slot.
-            (json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9}), none, ""),
+            (
+                json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9}),
+                none,
+                "",
+            ),
             (json!({}), lag_bytes(1 << 20), ""),
-            (json!({}), lag_bytes((1 << 20) - 1), "1.0 MiB are not confirmed, more than 1023 KiB"),
+            (
+                json!({}),
+                lag_bytes((1 << 20) - 1),
+                "1.0 MiB are not confirmed, more than 1023 KiB",
+            ),
             (json!({"lag_seconds": 5.0}), lag_seconds(5), ""),
-            (json!({"lag_seconds": 5.5}), lag_seconds(5), "the relay is 5.5 s behind, more than 5 s"),
+            (
+                json!({"lag_seconds": 5.5}),
+                lag_seconds(5),
+                "the relay is 5.5 s behind, more than 5 s",
+            ),
             (json!({"lag_seconds": null}), lag_seconds(0), ""),
         ] {
-            assert_eq!(judged(changes.clone(), limits).problems.join("; "), problems, "{changes}");
+            assert_eq!(
+                judged(changes.clone(), limits).problems.join("; "),
+                problems,
+                "{changes}"
+            );
         }
     }
 
@@ -699,22 +925,45 @@ mod tests {
             report.wal.unconfirmed = unconfirmed;
             report
         };
-        let (none, late) = (Limits::default(), UNCONFIRMED_MAX + SECOND);
-        let seconds = Limits { max_lag_seconds: Some(AGE_MAX), ..none };
+        let none = Limits::default();
+        let late = UNCONFIRMED_MAX + SECOND;
+        let seconds = Limits {
+            max_lag_seconds: Some(AGE_MAX),
+            ..none
+        };
         for (mut report, limits, by, healthy) in [
-            (with(None, UNCONFIRMED_MAX), none, "a confirmation within 15 s", true),
+            (
+                with(None, UNCONFIRMED_MAX),
+                none,
+                "a confirmation within 15 s",
+                true,
+            ),
             (with(None, late), none, "a confirmation within 15 s", false),
-            (with(Some(true), late), none, "the relay's own readiness", true),
+            (
+                with(Some(true), late),
+                none,
+                "the relay's own readiness",
+                true,
+            ),
             (with(None, late), seconds, "--max-lag-seconds", true),
         ] {
             report.judge(&limits);
-            assert_eq!((report.asked.judged_by.as_deref(), report.healthy), (Some(by), healthy), "{report:?}");
+            assert_eq!(
+                (report.asked.judged_by.as_deref(), report.healthy),
+                (Some(by), healthy),
+                "{report:?}"
+            );
         }
         let mut looks = Looks::default();
         let began = Instant::now();
-        for (second, confirmed, end, unconfirmed) in
-            [(0, 5, 5, 0), (100, 5, 9, 0), (110, 5, 9, 10), (120, 6, 9, 0), (121, 6, 9, 1), (122, 9, 9, 0)]
-        {
+        for (second, confirmed, end, unconfirmed) in [
+            (0, 5, 5, 0),
+            (100, 5, 9, 0),
+            (110, 5, 9, 10),
+            (120, 6, 9, 0),
+            (121, 6, 9, 1),
+            (122, 9, 9, 0),
+        ] {
             let now = began + Duration::from_secs(second);
             looks.look(now, Lsn::new(confirmed), Lsn::new(end));
             assert_eq!(looks.unconfirmed(now).as_secs(), unconfirmed, "{second}");
@@ -723,47 +972,102 @@ mod tests {
 
     #[test]
     fn nagios_gets_a_warning_for_a_limit_and_critical_for_any_other_problem() {
-        let (none, low) = (Limits::default(), Limits { max_lag_bytes: Some(1_024), max_lag_seconds: Some(SECOND) });
+        let none = Limits::default();
+        let low = Limits {
+            max_lag_bytes: Some(1_024),
+            max_lag_seconds: Some(SECOND),
+        };
         let reader = json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9, "lag_bytes": null,
             "lag_seconds": null, "retained_bytes": null});
-        let figures = "lag_bytes=1048576B;;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;;;0 parked_events=5;;;0";
-        let limited =
-            "lag_bytes=1048576B;1024;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;1;;0 parked_events=5;;;0";
+        let figures = "lag_bytes=1048576B;;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;;;0 \
+                       parked_events=5;;;0";
+        let limited = "lag_bytes=1048576B;1024;;0 retained_bytes=17825792B;;;0 \
+                       lag_seconds=0.25s;1;;0 parked_events=5;;;0";
         for (changes, limits, expected) in [
-            (json!({}), none, format!("OK - slot orders: streaming, lag 1.0 MiB, 0.2 s | {figures}")),
-            (reader, none, "OK - slot orders: a relay reads the table | parked_events=5;;;0".to_owned()),
+            (
+                json!({}),
+                none,
+                format!("OK - slot orders: streaming, lag 1.0 MiB, 0.2 s | {figures}"),
+            ),
+            (
+                reader,
+                none,
+                "OK - slot orders: a relay reads the table | parked_events=5;;;0".to_owned(),
+            ),
             (
                 json!({}),
                 low,
-                format!("WARNING - slot orders: 1.0 MiB are not confirmed, more than 1.0 KiB | {limited}"),
+                format!(
+                    "WARNING - slot orders: 1.0 MiB are not confirmed, more than 1.0 KiB | \
+                     {limited}"
+                ),
             ),
             (
                 json!({"active": false}),
                 low,
-                format!("CRITICAL - slot orders: {NO_RELAY}; 1.0 MiB are not confirmed, more than 1.0 KiB | {limited}"),
+                format!(
+                    "CRITICAL - slot orders: {NO_RELAY}; 1.0 MiB are not confirmed, more than 1.0 \
+                     KiB | {limited}"
+                ),
             ),
-            (json!({"active": false}), none, format!("CRITICAL - slot orders: {NO_RELAY} | {figures}")),
+            (
+                json!({"active": false}),
+                none,
+                format!("CRITICAL - slot orders: {NO_RELAY} | {figures}"),
+            ),
         ] {
-            assert_eq!(judged(changes, limits).check(&limits).to_string(), format!("WALRELAY {expected}"));
+            assert_eq!(
+                judged(changes, limits).check(&limits).to_string(),
+                format!("WALRELAY {expected}")
+            );
         }
     }
 
     #[test]
     fn checks_of_a_lag_limit_repeat_until_the_first_wal_end_is_confirmed_or_overdue() {
-        let limits = Limits { max_lag_seconds: Some(Duration::from_secs(5)), ..Limits::default() };
+        let limits = Limits {
+            max_lag_seconds: Some(Duration::from_secs(5)),
+            ..Limits::default()
+        };
         let open = |changes, limits, end: &str| {
             let confirmed_lsn = "0/2000000".parse().ok();
-            judged(changes, limits)
-                .is_open(&limits, &Wal { confirmed_lsn, current_lsn: end.parse().ok(), ..Wal::default() })
+            judged(changes, limits).is_open(
+                &limits,
+                &Wal {
+                    confirmed_lsn,
+                    current_lsn: end.parse().ok(),
+                    ..Wal::default()
+                },
+            )
         };
         assert!(open(json!({"lag_seconds": null}), limits, "0/2100000"));
         assert!(open(json!({"lag_seconds": 5}), limits, "0/2000001"));
-        assert!(!open(json!({"lag_seconds": 0.5}), limits, "0/2000000"), "only later WAL is not confirmed");
+        assert!(
+            !open(json!({"lag_seconds": 0.5}), limits, "0/2000000"),
+            "only later WAL is not confirmed"
+        );
         assert!(!open(json!({"lag_seconds": 5.1}), limits, "0/2100000"));
-        assert!(!open(json!({"lag_seconds": null, "active": false}), limits, "0/2100000"), "no relay confirms");
-        assert!(!open(json!({"lag_seconds": null}), Limits::default(), "0/2100000"), "the relay has answered");
-        assert!(open(json!({"ready": null}), Limits::default(), "0/2100000"), "the relay has not");
-        assert!(!open(json!({"ready": null, "confirmed_lsn": "0/2000001"}), Limits::default(), "0/2100000"));
+        assert!(
+            !open(
+                json!({"lag_seconds": null, "active": false}),
+                limits,
+                "0/2100000"
+            ),
+            "no relay confirms"
+        );
+        assert!(
+            !open(json!({"lag_seconds": null}), Limits::default(), "0/2100000"),
+            "the relay has answered"
+        );
+        assert!(
+            open(json!({"ready": null}), Limits::default(), "0/2100000"),
+            "the relay has not"
+        );
+        assert!(!open(
+            json!({"ready": null, "confirmed_lsn": "0/2000001"}),
+            Limits::default(),
+            "0/2100000"
+        ));
     }
 
     #[test]
@@ -792,16 +1096,43 @@ mod tests {
         for (changes, line) in [
             (reader.clone(), "slot        orders, which does not exist\n"),
             (reader, "relay       backend pid 9 reads the table\n"),
-            (json!({"stand_by_pids": [11, 12]}), "stand-by    backend pid 11, backend pid 12\n"),
+            (
+                json!({"stand_by_pids": [11, 12]}),
+                "stand-by    backend pid 11, backend pid 12\n",
+            ),
             (json!({"lag_seconds": null}), "lag         1.0 MiB\n"),
-            (json!({"client": null}), "backend pid 7, walrelay, address not shown (needs pg_monitor)\n"),
-            (json!({"reply_age_seconds": null}), "last heard  not known (needs pg_monitor)\n"),
-            (json!({"client": "[local]"}), "walrelay from a local socket\n"),
-            (json!({"active": false, "pid": null, "reply_age_seconds": null}), "last heard  -\n"),
-            (json!({"intake": "open", "intake_detail": null}), "intake      open\n"),
-            (json!({"intake": null, "intake_detail": "no answer"}), "intake      not known: no answer\n"),
-            (json!({"ready": false, "ready_detail": "told to stop"}), "readiness   not ready: told to stop\n"),
-            (json!({"ready": null, "ready_detail": "no answer"}), "readiness   not known: no answer\n"),
+            (
+                json!({"client": null}),
+                "backend pid 7, walrelay, address not shown (needs pg_monitor)\n",
+            ),
+            (
+                json!({"reply_age_seconds": null}),
+                "last heard  not known (needs pg_monitor)\n",
+            ),
+            (
+                json!({"client": "[local]"}),
+                "walrelay from a local socket\n",
+            ),
+            (
+                json!({"active": false, "pid": null, "reply_age_seconds": null}),
+                "last heard  -\n",
+            ),
+            (
+                json!({"intake": "open", "intake_detail": null}),
+                "intake      open\n",
+            ),
+            (
+                json!({"intake": null, "intake_detail": "no answer"}),
+                "intake      not known: no answer\n",
+            ),
+            (
+                json!({"ready": false, "ready_detail": "told to stop"}),
+                "readiness   not ready: told to stop\n",
+            ),
+            (
+                json!({"ready": null, "ready_detail": "no answer"}),
+                "readiness   not known: no answer\n",
+            ),
         ] {
             let table = report(changes).table();
             assert!(table.contains(line), "{line}: {table}");
@@ -811,24 +1142,38 @@ mod tests {
     #[test]
     fn the_json_keys_keep_their_order_and_unknown_values_are_null() {
         let json = json_line(&report(json!({}))).unwrap();
-        let keys = "slot healthy problems kind plugin database active pid application client table_reader_pid \
-             stand_by_pids guarantee ready ready_detail judged_by intake intake_detail parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
-             retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status safe_wal_bytes \
+        let keys = "slot healthy problems kind plugin database active pid application client \
+                    table_reader_pid \
+             stand_by_pids guarantee ready ready_detail judged_by intake intake_detail \
+             parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
+             retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
+             safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();
-        let places: Vec<_> = keys.iter().map(|key| json.find(&format!("\"{key}\":")).unwrap()).collect();
+        let places: Vec<_> = keys
+            .iter()
+            .map(|key| json.find(&format!("\"{key}\":")).unwrap())
+            .collect();
         assert!(places.is_sorted(), "{json}");
         let json: Value = serde_json::from_str(&json).unwrap();
-        assert!(json["failover"].is_null() && json["lag_bytes"] == 1 << 20 && json["healthy"] == true);
-        assert_eq!((json.as_object().unwrap().len(), &json["parked_events"]), (keys.len(), &json!(5)));
+        assert!(
+            json["failover"].is_null() && json["lag_bytes"] == 1 << 20 && json["healthy"] == true
+        );
+        assert_eq!(
+            (json.as_object().unwrap().len(), &json["parked_events"]),
+            (keys.len(), &json!(5))
+        );
     }
 
     /// The result of each look, for its second, the confirmed LSN and the end of the WAL.
     fn looks(given: &[(u64, u64, u64)]) -> Vec<Option<u64>> {
-        let (began, mut looks) = (Instant::now(), Looks::default());
+        let began = Instant::now();
+        let mut looks = Looks::default();
         let at = |seconds| began + Duration::from_secs(seconds);
         let look = |(seconds, confirmed, end): &(u64, u64, u64)| {
-            looks.look(at(*seconds), Lsn::new(*confirmed), Lsn::new(*end)).map(|waited| waited.as_secs())
+            looks
+                .look(at(*seconds), Lsn::new(*confirmed), Lsn::new(*end))
+                .map(|waited| waited.as_secs())
         };
         given.iter().map(look).collect()
     }
@@ -838,14 +1183,30 @@ mod tests {
         for (given, expected) in [
             (&[(0, 90, 100)][..], &[None][..]),
             (&[(0, 100, 100)], &[Some(0)]),
-            (&[(0, 90, 100), (5, 90, 100), (60, 90, 400)], &[None, Some(5), Some(60)]),
             (
-                &[(0, 90, 100), (5, 95, 200), (9, 100, 300), (12, 200, 300), (13, 300, 300), (20, 300, 400)],
+                &[(0, 90, 100), (5, 90, 100), (60, 90, 400)],
+                &[None, Some(5), Some(60)],
+            ),
+            (
+                &[
+                    (0, 90, 100),
+                    (5, 95, 200),
+                    (9, 100, 300),
+                    (12, 200, 300),
+                    (13, 300, 300),
+                    (20, 300, 400),
+                ],
                 &[None, Some(5), Some(4), Some(3), Some(0), Some(0)],
             ),
-            (&[(0, 100, 100), (2, 100, 100), (4, 100, 200), (9, 100, 300)], &[Some(0), Some(0), Some(0), Some(5)]),
+            (
+                &[(0, 100, 100), (2, 100, 100), (4, 100, 200), (9, 100, 300)],
+                &[Some(0), Some(0), Some(0), Some(5)],
+            ),
             // A WAL that goes back is another one.
-            (&[(0, 90, 100), (5, 40, 50), (7, 40, 60)], &[None, None, Some(2)]),
+            (
+                &[(0, 90, 100), (5, 40, 50), (7, 40, 60)],
+                &[None, None, Some(2)],
+            ),
         ] {
             assert_eq!(looks(given), expected, "{given:?}");
         }
@@ -853,7 +1214,9 @@ mod tests {
 
     #[test]
     fn a_relay_that_keeps_up_with_a_busy_server_has_no_lag() {
-        let given: Vec<_> = (0..10_000).map(|look| (2 * look, 100 * look, 100 * (look + 1))).collect();
+        let given: Vec<_> = (0..10_000)
+            .map(|look| (2 * look, 100 * look, 100 * (look + 1)))
+            .collect();
         assert!(looks(&given)[1..].iter().all(|waited| *waited == Some(0)));
     }
 
@@ -862,11 +1225,21 @@ mod tests {
         let began = Instant::now();
         let mut looks = Looks::default();
         for look in 0..10_000 {
-            looks.look(began + Duration::from_secs(look), Lsn::new(1), Lsn::new(10 + look));
+            looks.look(
+                began + Duration::from_secs(look),
+                Lsn::new(1),
+                Lsn::new(10 + look),
+            );
         }
         assert_eq!(looks.ends.len(), ENDS_MAX);
         let now = began + Duration::from_secs(10_000);
-        assert_eq!(looks.look(now, Lsn::new(1), Lsn::new(20_000)), Some(Duration::from_secs(10_000)));
-        assert_eq!(looks.look(now, Lsn::new(12_000), Lsn::new(20_000)), Some(Duration::ZERO));
+        assert_eq!(
+            looks.look(now, Lsn::new(1), Lsn::new(20_000)),
+            Some(Duration::from_secs(10_000))
+        );
+        assert_eq!(
+            looks.look(now, Lsn::new(12_000), Lsn::new(20_000)),
+            Some(Duration::ZERO)
+        );
     }
 }

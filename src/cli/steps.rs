@@ -9,7 +9,8 @@ use walrelay_core::error::{Error, Remedy, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     Plainly,
-    /// Again and again: it changes a table that is in use, and waits for its lock for a short time only.
+    /// Again and again: it changes a table that is in use, and waits for its lock for a short time
+    /// only.
     Patiently,
     /// Alone, in no transaction, and without a time limit: it builds an index concurrently.
     Unbounded,
@@ -32,7 +33,13 @@ pub(crate) struct Step {
 
 impl Step {
     pub(crate) fn new(how: How, doing: String, result: String, sql: String) -> Step {
-        Step { doing, sql, done: false, how, result }
+        Step {
+            doing,
+            sql,
+            done: false,
+            how,
+            result,
+        }
     }
 }
 
@@ -53,31 +60,53 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn refusal(&self) -> Result<()> {
-        let Some(first) = self.obstacles.first() else { return Ok(()) };
+        let Some(first) = self.obstacles.first() else {
+            return Ok(());
+        };
         let causes: Vec<_> = self.obstacles.iter().map(Error::to_string).collect();
         let remedies = self.obstacles.iter().filter_map(Error::any_remedy);
         Err(Error::new(first.kind(), causes.join("; ")).remedy(Remedy::joined(remedies)))
     }
 
-    /// The plan of `command` as a script for `psql`, with a time limit for a statement. Obstacles are comments: the role
-    /// that runs the script may have other rights.
+    /// The plan of `command` as a script for `psql`, with a time limit for a statement. Obstacles
+    /// are comments: the role that runs the script may have other rights.
     pub(crate) fn script(&self, command: &str, limit: Option<Duration>) -> String {
-        let mut lines =
-            vec![format!("-- walrelay {command}: stops at the first error."), "\\set ON_ERROR_STOP on".to_owned()];
-        let comment = |text: String| text.lines().map(|line| format!("-- {line}")).collect::<Vec<_>>().join("\n");
+        let mut lines = vec![
+            format!("-- walrelay {command}: stops at the first error."),
+            "\\set ON_ERROR_STOP on".to_owned(),
+        ];
+        let comment = |text: String| {
+            text.lines()
+                .map(|line| format!("-- {line}"))
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
         for obstacle in &self.obstacles {
             lines.push(comment(format!("OBSTACLE: {obstacle}")));
-            lines.extend(obstacle.what_to_do().map(|remedy| comment(format!("    fix: {remedy}"))));
+            lines.extend(
+                obstacle
+                    .what_to_do()
+                    .map(|remedy| comment(format!("    fix: {remedy}"))),
+            );
         }
         lines.extend(self.present.iter().chain(&self.notes).cloned().map(comment));
-        lines.extend(self.warnings.iter().map(|warning| comment(format!("warning: {warning}"))));
+        lines.extend(
+            self.warnings
+                .iter()
+                .map(|warning| comment(format!("warning: {warning}"))),
+        );
         if self.steps.is_empty() {
             lines.push("-- Nothing to do.".to_owned());
         } else if let Some(limit) = limit {
-            lines.push(format!("set lock_timeout = 0;\nset statement_timeout = {};", limit.as_millis()));
+            lines.push(format!(
+                "set lock_timeout = 0;\nset statement_timeout = {};",
+                limit.as_millis()
+            ));
         }
         for step in &self.steps {
-            lines.extend((step.how == How::Unbounded).then(|| "set statement_timeout = 0;".to_owned()));
+            lines.extend(
+                (step.how == How::Unbounded).then(|| "set statement_timeout = 0;".to_owned()),
+            );
             lines.push(step.sql.clone());
         }
         lines.join("\n") + "\n"

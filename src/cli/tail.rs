@@ -21,7 +21,8 @@ use walrelay_core::route::Record;
 pub(crate) struct TailArgs {
     #[command(flatten)]
     pub settings: SourceSettings,
-    /// Print the events that commit from now on, also beside a running relay; without it, those that wait in the slot
+    /// Print the events that commit from now on, also beside a running relay; without it, those
+    /// that wait in the slot
     #[arg(long, short)]
     pub follow: bool,
     /// End after this number of records
@@ -34,8 +35,8 @@ pub(crate) struct TailArgs {
 /// The conditions for events. An event has to match all of them.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Filter {
-    /// Events of these aggregates, by the record's key, or by the column outbox.columns.aggregateid where route.key is set; can be
-    /// repeated
+    /// Events of these aggregates, by the record's key, or by the column outbox.columns.aggregateid
+    /// where route.key is set; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
     /// Events for one of these topics; can be repeated
@@ -83,7 +84,11 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
         warn(notes);
         peek
     };
-    let tail = Tail { filter: args.filter.clone(), left: args.lines.unwrap_or(u64::MAX), lines: Vec::new() };
+    let tail = Tail {
+        filter: args.filter.clone(),
+        left: args.lines.unwrap_or(u64::MAX),
+        lines: Vec::new(),
+    };
     let ended = print_all(&mut peek, tail).await;
     peek.end().await;
     ended
@@ -123,8 +128,11 @@ async fn write(stdout: &mut Stdout, lines: &[u8]) -> Outcome {
     match timeout(READER_PATIENCE, written).await {
         Ok(written) => written.map_err(Failure::of_stdout),
         Err(_) => {
-            let cause = "standard output was not read for five minutes, and the slot was given back";
-            Err(Error::new(Kind::Prerequisite, cause).remedy("write the records to a file, and read that").into())
+            let cause =
+                "standard output was not read for five minutes, and the slot was given back";
+            Err(Error::new(Kind::Prerequisite, cause)
+                .remedy("write the records to a file, and read that")
+                .into())
         }
     }
 }
@@ -141,10 +149,12 @@ impl Tail {
             return Ok(());
         }
         let line = match router.route(event) {
-            Ok(routed) => routed.with_record(|record| match self.filter.matches(event, outbox, record) {
-                true => printed(record).map(Some),
-                false => Ok(None),
-            })?,
+            Ok(routed) => {
+                routed.with_record(|record| match self.filter.matches(event, outbox, record) {
+                    true => printed(record).map(Some),
+                    false => Ok(None),
+                })?
+            }
             Err(error) => {
                 warn([format!("this event cannot be routed: {error}")]);
                 None
@@ -160,21 +170,33 @@ impl Tail {
 
 impl Filter {
     fn matches(&self, event: &Event<'_>, outbox: &OutboxConfig, record: &Record<'_>) -> bool {
-        let is_one = |wanted: &[String], value: Option<&[u8]>| wanted.iter().any(|it| Some(it.as_bytes()) == value);
-        let Filter { aggregate, topic, event_type } = self;
-        let is_aggregate =
-            || is_one(aggregate, record.key) || is_one(aggregate, value(event, outbox, &outbox.aggregate_id));
+        let is_one = |wanted: &[String], value: Option<&[u8]>| {
+            wanted.iter().any(|it| Some(it.as_bytes()) == value)
+        };
+        let Filter {
+            aggregate,
+            topic,
+            event_type,
+        } = self;
+        let is_aggregate = || {
+            is_one(aggregate, record.key)
+                || is_one(aggregate, value(event, outbox, &outbox.aggregate_id))
+        };
         (aggregate.is_empty() || is_aggregate())
             && (topic.is_empty() || topic.iter().any(|topic| topic == record.topic))
-            && (event_type.is_empty() || is_one(event_type, value(event, outbox, &outbox.event_type)))
+            && (event_type.is_empty()
+                || is_one(event_type, value(event, outbox, &outbox.event_type)))
     }
 }
 
 fn no_slot(slot: &SlotName, why: &str) -> Error {
-    let cause = format!("a relay of slot {slot} reads the table, and no slot has its events: {why}");
+    let cause =
+        format!("a relay of slot {slot} reads the table, and no slot has its events: {why}");
     let pending = NextCommand::new("pending").option("slot", slot);
     Error::new(Kind::SlotUnusable, cause).remedy(
-        Remedy::from(pending).and(" counts the unpublished rows; with --follow, tail prints what commits from now on"),
+        Remedy::from(pending).and(
+            " counts the unpublished rows; with --follow, tail prints what commits from now on",
+        ),
     )
 }
 
@@ -185,35 +207,60 @@ mod tests {
 
     /// The ids of the printed records.
     fn printed_of(filter: Filter, left: u64) -> String {
-        let mut tail = Tail { filter, left, lines: Vec::new() };
+        let mut tail = Tail {
+            filter,
+            left,
+            lines: Vec::new(),
+        };
         let mut route = Route::new(outbox()).unwrap();
-        let rows = [("1", "order", "o-1", "Placed"), ("2", "order", "o-2", "Paid"), ("3", "user", "o-1", "Paid")];
+        let rows = [
+            ("1", "order", "o-1", "Placed"),
+            ("2", "order", "o-2", "Paid"),
+            ("3", "user", "o-1", "Paid"),
+        ];
         for (id, aggregate_type, aggregate_id, event_type) in rows {
             let values = [id, aggregate_type, aggregate_id, event_type, "{}"].map(Some);
             let lab = Lab::new(&route.outbox, &COLUMNS, &values);
             tail.take(&mut route, &lab.event()).unwrap();
         }
         let lines = String::from_utf8(tail.lines).unwrap();
-        let id = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["headers"]["id"].clone();
-        lines.lines().map(|line| id(line).as_str().unwrap().to_owned()).collect()
+        let id = |line: &str| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["headers"]["id"].clone()
+        };
+        lines
+            .lines()
+            .map(|line| id(line).as_str().unwrap().to_owned())
+            .collect()
     }
 
     #[test]
     fn a_record_is_printed_if_all_filters_match_and_until_the_last_line() {
         let of = |aggregate: &[&str], topic: &[&str], event_type: &[&str]| {
-            let [aggregate, topic, event_type] =
-                [aggregate, topic, event_type].map(|all| all.iter().map(|one| (*one).to_owned()).collect());
-            Filter { aggregate, topic, event_type }
+            let [aggregate, topic, event_type] = [aggregate, topic, event_type]
+                .map(|all| all.iter().map(|one| (*one).to_owned()).collect());
+            Filter {
+                aggregate,
+                topic,
+                event_type,
+            }
         };
         for (filter, left, expected) in [
             (of(&[], &[], &[]), u64::MAX, "123"),
             (of(&[], &[], &[]), 2, "12"),
             (of(&["o-1"], &[], &[]), u64::MAX, "13"),
-            (of(&["o-1", "o-2"], &["outbox.event.order"], &[]), u64::MAX, "12"),
+            (
+                of(&["o-1", "o-2"], &["outbox.event.order"], &[]),
+                u64::MAX,
+                "12",
+            ),
             (of(&["o-1"], &[], &["Paid"]), u64::MAX, "3"),
             (of(&[], &["outbox.event.orders"], &[]), u64::MAX, ""),
         ] {
-            assert_eq!(printed_of(filter.clone(), left), expected, "{filter:?} {left}");
+            assert_eq!(
+                printed_of(filter.clone(), left),
+                expected,
+                "{filter:?} {left}"
+            );
         }
     }
 }

@@ -36,8 +36,8 @@ pub(crate) struct TeardownArgs {
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,
-    /// Also drop a slot that a relay streams from (this ends the relay's session), or that has unrelayed events (no relay
-    /// will receive them from the slot)
+    /// Also drop a slot that a relay streams from (this ends the relay's session), or that has
+    /// unrelayed events (no relay will receive them from the slot)
     #[arg(long)]
     pub force: bool,
     /// Keep the publication
@@ -73,9 +73,10 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     let catalog = match args.keep_publication {
         true => Catalog::default(),
         false => {
-            let found = Catalogs::read(session.client(), &source.publication, &[], &Seen::default())
-                .await
-                .map_err(Error::from)?;
+            let found =
+                Catalogs::read(session.client(), &source.publication, &[], &Seen::default())
+                    .await
+                    .map_err(Error::from)?;
             found.of_tables.into_iter().next().unwrap_or_default()
         }
     };
@@ -84,25 +85,38 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         is_walrelays(&source, slot)?;
     }
     if let Some(publication) = publication {
-        may_go(&source.publication, publication, &catalog.other_tables, &outboxes)?;
+        may_go(
+            &source.publication,
+            publication,
+            &catalog.other_tables,
+            &outboxes,
+        )?;
     }
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&settings, &source, slot).await?;
     }
-    let parked = ParkedCount::read(&session, &source.slot, None).await.map_err(Error::from)?;
+    let parked = ParkedCount::read(&session, &source.slot, None)
+        .await
+        .map_err(Error::from)?;
     if let Some(text) = parked.stay_behind(&source.slot) {
         note(format_args!("note: {text}"));
     }
     let doomed: Vec<_> = [
         slot.as_ref().map(|_| format!("slot {}", source.slot)),
-        publication.as_ref().map(|_| format!("publication {}", source.publication)),
+        publication
+            .as_ref()
+            .map(|_| format!("publication {}", source.publication)),
     ]
     .into_iter()
     .flatten()
     .collect();
     let backend = slot.as_ref().and_then(|slot| slot.active_pid);
     let steps = steps(&source, slot.is_some(), backend, publication.is_some())?;
-    let mut plan = Plan { dry_run: args.dry_run, steps, ..Plan::default() };
+    let mut plan = Plan {
+        dry_run: args.dry_run,
+        steps,
+        ..Plan::default()
+    };
     if args.dry_run {
         return print_report(args.output, &plan, &plan.script("teardown", None));
     }
@@ -111,32 +125,58 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         return print_report(args.output, &plan, &text);
     }
     if !args.yes {
-        let lost = if args.force { " No relay will receive the unrelayed events from the slot." } else { "" };
-        let question = format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe());
+        let lost = if args.force {
+            " No relay will receive the unrelayed events from the slot."
+        } else {
+            ""
+        };
+        let question = format!(
+            "Drop {} at {}?{lost}",
+            doomed.join(" and "),
+            source.database.describe()
+        );
         confirm(question, "nothing was dropped").await?;
     }
     let ended = carry_out(&session, args.output, &mut plan.steps).await;
     print_report(args.output, &plan, "")?;
     ended?;
     args.output.say(format_args!(
-        "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the relay of a later slot {} \
+        "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the \
+         relay of a later slot {} \
          first publishes the unpublished rows.",
         doomed.join(" and "),
         source.slot
     ))
 }
 
-/// The statements for the objects that exist. `backend` is the session that streams from the slot: the first statement ends
-/// it, and waits until the slot is free.
-fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_publication: bool) -> Result<Vec<Step>> {
-    let (slot, publication, mut steps) = (&source.slot, &source.publication, Vec::new());
-    let mut add = |doing: String, sql: String| steps.push(Step::new(How::Plainly, doing, String::new(), sql));
+/// The statements for the objects that exist. `backend` is the session that streams from the slot:
+/// the first statement ends it, and waits until the slot is free.
+fn steps(
+    source: &SourceConfig,
+    has_slot: bool,
+    backend: Option<i32>,
+    has_publication: bool,
+) -> Result<Vec<Step>> {
+    let slot = &source.slot;
+    let publication = &source.publication;
+    let mut steps = Vec::new();
+    let mut add =
+        |doing: String, sql: String| steps.push(Step::new(How::Plainly, doing, String::new(), sql));
     if let Some(pid) = backend {
-        let sql = format!("select pg_catalog.pg_terminate_backend({pid}, {});", RELEASE_TIMEOUT.as_millis());
-        add(format!("ending backend pid {pid}, which uses slot {slot}"), sql);
+        let sql = format!(
+            "select pg_catalog.pg_terminate_backend({pid}, {});",
+            RELEASE_TIMEOUT.as_millis()
+        );
+        add(
+            format!("ending backend pid {pid}, which uses slot {slot}"),
+            sql,
+        );
     }
     if has_slot {
-        let sql = format!("select pg_catalog.pg_drop_replication_slot({});", quote_literal(slot.as_str())?);
+        let sql = format!(
+            "select pg_catalog.pg_drop_replication_slot({});",
+            quote_literal(slot.as_str())?
+        );
         add(format!("dropping slot {slot}"), sql);
     }
     if has_publication {
@@ -155,48 +195,79 @@ async fn carry_out(session: &SqlSession, output: Output, steps: &mut [Step]) -> 
     Ok(())
 }
 
-/// Refuses a slot that no relay of this database has: another reader needs it, whatever the flags say.
+/// Refuses a slot that no relay of this database has: another reader needs it, whatever the flags
+/// say.
 fn is_walrelays(source: &SourceConfig, slot: &Slot) -> Result<()> {
-    let (name, database) = (&source.slot, &source.database.database);
+    let name = &source.slot;
+    let database = &source.database.database;
     if slot.is_ours(database) {
         return Ok(());
     }
     let plugin = slot.plugin.as_deref().unwrap_or_default();
-    let what = match (slot.slot_type.as_str(), slot.database.as_deref().unwrap_or_default()) {
+    let what = match (
+        slot.slot_type.as_str(),
+        slot.database.as_deref().unwrap_or_default(),
+    ) {
         ("logical", of) if of != database => {
             format!("it belongs to database {of}, and the connection is to {database}")
         }
-        ("logical", _) if plugin != "pgoutput" => format!("it uses the plugin {plugin}, and walrelay pgoutput"),
-        ("logical", _) if slot.temporary => "it is temporary, and goes when its session ends".to_owned(),
+        ("logical", _) if plugin != "pgoutput" => {
+            format!("it uses the plugin {plugin}, and walrelay pgoutput")
+        }
+        ("logical", _) if slot.temporary => {
+            "it is temporary, and goes when its session ends".to_owned()
+        }
         ("logical", _) => "it decodes prepared transactions".to_owned(),
         (kind, _) => format!("it is a {kind} slot"),
     };
-    Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not walrelay's: {what}")).remedy(format!(
-        "name the relay's slot and database; if nobody needs this one: select pg_drop_replication_slot('{name}')"
+    Err(Error::new(
+        Kind::SlotUnusable,
+        format!("slot {name} is not walrelay's: {what}"),
+    )
+    .remedy(format!(
+        "name the relay's slot and database; if nobody needs this one: select \
+         pg_drop_replication_slot('{name}')"
     )))
 }
 
-/// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables. A
-/// table that is dropped leaves an empty one.
-fn may_go(name: &str, publication: &Publication, published: &[String], outboxes: &[OutboxConfig]) -> Result<()> {
+/// Refuses a publication that others may need. `setup` creates publications of one table, or of the
+/// configured tables. A table that is dropped leaves an empty one.
+fn may_go(
+    name: &str,
+    publication: &Publication,
+    published: &[String],
+    outboxes: &[OutboxConfig],
+) -> Result<()> {
     if !publication.owned {
-        return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))
-            .remedy("run teardown as its owner, or keep it with --keep-publication"));
+        return Err(Error::new(
+            Kind::PostgresRefused,
+            format!("publication {name} belongs to another role"),
+        )
+        .remedy("run teardown as its owner, or keep it with --keep-publication"));
     }
-    let wanted: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
-    let is_wanted = |name: &String| name.parse::<TableName>().is_ok_and(|name| wanted.contains(&&name));
-    let made_for_it = published.len() <= 1 || published.len() == wanted.len() && published.iter().all(is_wanted);
+    let wanted: Vec<_> = outboxes
+        .iter()
+        .filter_map(|outbox| outbox.source.table())
+        .collect();
+    let is_wanted = |name: &String| {
+        name.parse::<TableName>()
+            .is_ok_and(|name| wanted.contains(&&name))
+    };
+    let made_for_it =
+        published.len() <= 1 || published.len() == wanted.len() && published.iter().all(is_wanted);
     if made_for_it && !publication.all_tables && !publication.has_schemas {
         return Ok(());
     }
     Err(Error::new(
         Kind::Publication,
         format!(
-            "publication {name} publishes more than one table, and not exactly those of this configuration: others may need it"
+            "publication {name} publishes more than one table, and not exactly those of this \
+             configuration: others may need it"
         ),
     )
     .remedy(
-        "name the relay's configuration with --config; or keep the publication with --keep-publication, and drop the \
+        "name the relay's configuration with --config; or keep the publication with \
+         --keep-publication, and drop the \
          publication yourself if nobody needs it",
     ))
 }
@@ -205,13 +276,21 @@ fn may_go(name: &str, publication: &Publication, published: &[String], outboxes:
 async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot) -> Result<()> {
     let name = &source.slot;
     if let Some(pid) = slot.active_pid {
-        return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by backend pid {pid}"))
-            .remedy("stop the relay first; --force ends its session"));
+        return Err(Error::new(
+            Kind::SlotActive,
+            format!("slot {name} is in use by backend pid {pid}"),
+        )
+        .remedy("stop the relay first; --force ends its session"));
     }
     if slot.lost().is_some() {
         return Ok(());
     }
-    let mut peek = match Box::pin(Peek::at_slot(Subject::look(settings, "teardown").await?, None)).await {
+    let mut peek = match Box::pin(Peek::at_slot(
+        Subject::look(settings, "teardown").await?,
+        None,
+    ))
+    .await
+    {
         Ok(peek) => peek,
         Err(error) => return Err(unread(source, &error)),
     };
@@ -228,28 +307,38 @@ async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot
     };
     peek.end().await;
     if has_event {
-        return Err(Error::new(Kind::SlotUnusable, format!("slot {name} has unrelayed events")).remedy(
-            Remedy::from(NextCommand::new("pending").option("slot", name))
-                .and(" shows them; let the relay catch up and stop it; --force drops the slot anyway"),
+        return Err(Error::new(
+            Kind::SlotUnusable,
+            format!("slot {name} has unrelayed events"),
+        )
+        .remedy(
+            Remedy::from(NextCommand::new("pending").option("slot", name)).and(
+                " shows them; let the relay catch up and stop it; --force drops the slot anyway",
+            ),
         ));
     }
     read.map(|_| ()).map_err(|error| unread(source, &error))
 }
 
-/// The error of a slot whose events are not known. A role that may not read the slot may not drop it either.
+/// The error of a slot whose events are not known. A role that may not read the slot may not drop
+/// it either.
 fn unread(source: &SourceConfig, error: &Error) -> Error {
-    let SourceConfig { slot, publication, .. } = source;
+    let SourceConfig {
+        slot, publication, ..
+    } = source;
     let cause = format!("the unrelayed events of slot {slot} are not known: {error}");
     if error.kind() == Kind::PostgresRefused {
         return Error::new(error.kind(), cause).remedy(
-            "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
+            "run teardown --keep-publication as a role with REPLICATION, then teardown again as \
+             the publication's owner",
         );
     }
     if error.kind() == Kind::PostgresUnreachable {
         return Error::new(error.kind(), cause);
     }
     Error::new(Kind::SlotUnusable, cause).remedy(format!(
-        "name the slot with --slot, and its publication with --publication; if {publication} was dropped, or is newer \
+        "name the slot with --slot, and its publication with --publication; if {publication} was \
+         dropped, or is newer \
          than the slot, no relay can read the slot, and --force drops it"
     ))
 }
@@ -264,24 +353,37 @@ mod tests {
     #[test]
     fn a_slot_that_cannot_be_read_has_a_remedy() {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
-        let source = SourceConfig::sample(database, "orders", "walrelay_orders", StreamConfig::default());
+        let source = SourceConfig::sample(
+            database,
+            "orders",
+            "walrelay_orders",
+            StreamConfig::default(),
+        );
         for (kind, expected, remedy) in [
             (
                 Kind::PostgresRefused,
                 Kind::PostgresRefused,
                 "run teardown --keep-publication as a role with REPLICATION",
             ),
-            (Kind::Publication, Kind::SlotUnusable, "--publication; if walrelay_orders was dropped"),
+            (
+                Kind::Publication,
+                Kind::SlotUnusable,
+                "--publication; if walrelay_orders was dropped",
+            ),
         ] {
             let error = unread(&source, &Error::new(kind, "no"));
-            assert!(error.kind() == expected && error.what_to_do().unwrap().contains(remedy), "{error}");
+            assert!(
+                error.kind() == expected && error.what_to_do().unwrap().contains(remedy),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn a_slot_of_another_reader_is_refused() {
         let database = ConnInfo::parse(Some("host=db user=relay dbname=shop"), &|_| None).unwrap();
-        let source = SourceConfig::sample(database, "other", "walrelay_other", StreamConfig::default());
+        let source =
+            SourceConfig::sample(database, "other", "walrelay_other", StreamConfig::default());
         let ours = || Slot {
             slot_type: "logical".to_owned(),
             plugin: Some("pgoutput".to_owned()),
@@ -290,14 +392,49 @@ mod tests {
         };
         assert_eq!(is_walrelays(&source, &ours()), Ok(()));
         for (slot, why) in [
-            (Slot { plugin: Some("test_decoding".to_owned()), ..ours() }, "plugin test_decoding"),
-            (Slot { database: Some("crm".to_owned()), ..ours() }, "database crm, and the connection is to shop"),
-            (Slot { temporary: true, ..ours() }, "temporary"),
-            (Slot { two_phase: true, ..ours() }, "prepared"),
-            (Slot { slot_type: "physical".to_owned(), plugin: None, database: None, ..ours() }, "a physical slot"),
+            (
+                Slot {
+                    plugin: Some("test_decoding".to_owned()),
+                    ..ours()
+                },
+                "plugin test_decoding",
+            ),
+            (
+                Slot {
+                    database: Some("crm".to_owned()),
+                    ..ours()
+                },
+                "database crm, and the connection is to shop",
+            ),
+            (
+                Slot {
+                    temporary: true,
+                    ..ours()
+                },
+                "temporary",
+            ),
+            (
+                Slot {
+                    two_phase: true,
+                    ..ours()
+                },
+                "prepared",
+            ),
+            (
+                Slot {
+                    slot_type: "physical".to_owned(),
+                    plugin: None,
+                    database: None,
+                    ..ours()
+                },
+                "a physical slot",
+            ),
         ] {
             let error = is_walrelays(&source, &slot).unwrap_err();
-            assert!(error.kind() == Kind::SlotUnusable && error.cause().contains(why), "{error}");
+            assert!(
+                error.kind() == Kind::SlotUnusable && error.cause().contains(why),
+                "{error}"
+            );
             assert!(!error.what_to_do().unwrap().contains("--force"));
         }
     }
@@ -305,10 +442,19 @@ mod tests {
     #[test]
     fn the_script_ends_a_session_and_drops_what_exists() {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
-        let source = SourceConfig::sample(database, "orders", "walrelay_Orders", StreamConfig::default());
+        let source = SourceConfig::sample(
+            database,
+            "orders",
+            "walrelay_Orders",
+            StreamConfig::default(),
+        );
         let script = |has_slot, backend, has_publication| {
             let steps = steps(&source, has_slot, backend, has_publication).unwrap();
-            Plan { steps, ..Plan::default() }.script("teardown", None)
+            Plan {
+                steps,
+                ..Plan::default()
+            }
+            .script("teardown", None)
         };
         insta::assert_snapshot!(script(true, Some(7), true), @r#"
         -- walrelay teardown: stops at the first error.
@@ -317,22 +463,38 @@ mod tests {
         select pg_catalog.pg_drop_replication_slot('orders');
         drop publication "walrelay_Orders";
         "#);
-        assert!(script(false, None, true).ends_with("STOP on\ndrop publication \"walrelay_Orders\";\n"));
+        assert!(
+            script(false, None, true).ends_with("STOP on\ndrop publication \"walrelay_Orders\";\n")
+        );
         assert!(script(false, None, false).ends_with("STOP on\n-- Nothing to do.\n"));
     }
 
     #[test]
     fn a_publication_of_one_table_or_of_the_configured_tables_is_dropped() {
-        let outbox = |source| OutboxConfig { source, ..OutboxConfig::default() };
+        let outbox = |source| OutboxConfig {
+            source,
+            ..OutboxConfig::default()
+        };
         let table = |name: &str| outbox(EventSource::Table(name.parse().unwrap()));
         let messages = || outbox(EventSource::Messages("shop".to_owned()));
         let goes = |tables: &[&str], all_tables, outboxes: &[OutboxConfig]| {
-            let publication = Publication { owned: true, all_tables, ..Publication::default() };
-            let published: Vec<_> = tables.iter().map(|table| format!("public.{table}")).collect();
+            let publication = Publication {
+                owned: true,
+                all_tables,
+                ..Publication::default()
+            };
+            let published: Vec<_> = tables
+                .iter()
+                .map(|table| format!("public.{table}"))
+                .collect();
             may_go("walrelay_shop", &publication, &published, outboxes).is_ok()
         };
         assert!(goes(&["renamed"], false, &[table("a")]));
-        assert!(goes(&["b", "a"], false, &[table("a"), table("b"), messages()]));
+        assert!(goes(
+            &["b", "a"],
+            false,
+            &[table("a"), table("b"), messages()]
+        ));
         assert!(goes(&[], false, &[messages()]));
         assert!(!goes(&["b", "a"], false, &[table("a")]));
         assert!(!goes(&["b", "a"], false, &[table("a"), table("c")]));

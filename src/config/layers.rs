@@ -1,4 +1,5 @@
-//! Settings: flag over environment over file over default; their checks, and the resulting [`Config`].
+//! Settings: flag over environment over file over default; their checks, and the resulting
+//! [`Config`].
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -6,8 +7,8 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, Http, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkConfig, Slot, StateConfig,
-    StoreKind, StreamConfig, how_to_set,
+    Backlog, Http, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkConfig,
+    Slot, StateConfig, StoreKind, StreamConfig, how_to_set,
 };
 use super::otel::{self, OtelConfig, otel};
 use super::sink_kind::SinkKind;
@@ -20,7 +21,8 @@ use walrelay_core::config::{DeliveryConfig, OnError, ReadTails};
 use walrelay_core::error::{Error, Errors, Kind, Result, both};
 use walrelay_core::secret::Secret;
 
-/// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
+/// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is
+/// `sasl.password`.
 const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
 pub(crate) const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
 const BROKERS_PROPERTIES: [&str; 2] = ["bootstrap.servers", "metadata.broker.list"];
@@ -50,7 +52,8 @@ pub struct SourceConfig {
     pub slot: SlotName,
     /// The slot's publication. Default: `walrelay_SLOT`, which `walrelay setup` creates.
     pub publication: String,
-    /// Whether the stream has messages of `pg_logical_emit_message`. Otherwise the server sends none.
+    /// Whether the stream has messages of `pg_logical_emit_message`. Otherwise the server sends
+    /// none.
     pub messages: bool,
     pub poll: PollConfig,
     pub(crate) stream: StreamConfig,
@@ -82,12 +85,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Puts flags over `--set` over environment over file over defaults. An empty variable counts as not set.
+    /// Puts flags over `--set` over environment over file over defaults. An empty variable counts
+    /// as not set.
     ///
     /// # Errors
-    /// [`Kind::Config`] with the flag, the variable, or file and line: for an unknown key, a value that its key does
-    /// not allow, and an `[[outbox]]` that contradicts a flag or a variable.
-    pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Result<Settings> {
+    /// [`Kind::Config`] with the flag, the variable, or file and line: for an unknown key, a value
+    /// that its key does not allow, and an `[[outbox]]` that contradicts a flag or a variable.
+    pub fn new(
+        flags: &Flags,
+        environment: &Environment,
+        file: Option<&ConfigFile>,
+    ) -> Result<Settings> {
         #[cfg(feature = "debezium")]
         walrelay_debezium::forms::install();
         let none = ConfigFile::default();
@@ -106,19 +114,42 @@ impl Settings {
             let (table, name) = key.parts();
             Some(Override::new(table, name, text, Origin::Flag(flag)))
         });
-        let sets: Vec<String> = file.unwrap_or(&none).set.iter().map(|set| toml_of(set)).collect();
+        let sets: Vec<String> = file
+            .unwrap_or(&none)
+            .set
+            .iter()
+            .map(|set| toml_of(set))
+            .collect();
         let mut errors = Errors::default();
-        let set: Vec<_> = sets.iter().filter_map(|set| errors.keep(Override::all_of(set))).flatten().collect();
+        let set: Vec<_> = sets
+            .iter()
+            .filter_map(|set| errors.keep(Override::all_of(set)))
+            .flatten()
+            .collect();
         // The last one of a path counts.
-        let overrides: BTreeMap<_, _> = variables.chain(set).chain(typed).map(|over| (over.path(), over)).collect();
+        let overrides: BTreeMap<_, _> = variables
+            .chain(set)
+            .chain(typed)
+            .map(|over| (over.path(), over))
+            .collect();
         let overrides: Vec<_> = overrides.into_values().collect();
         let layers = errors.keep(Layers::read(file.unwrap_or(&none), &overrides));
         let Layers { base, outboxes } = errors.result(layers)?;
         let properties = base.below(KAFKA_PROPERTIES);
         let warnings = warnings(environment, file, &base, &properties);
-        let environment = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text))).collect();
+        let environment = environment
+            .iter()
+            .map(|(name, text)| (name.clone(), Secret::new(text)))
+            .collect();
         let file = file.unwrap_or(&none).path.clone();
-        Ok(Settings { base, outboxes, properties, file, warnings, environment })
+        Ok(Settings {
+            base,
+            outboxes,
+            properties,
+            file,
+            warnings,
+            environment,
+        })
     }
 
     /// The settings of all tables, without what follows from them.
@@ -143,12 +174,20 @@ impl Settings {
         &self.warnings
     }
 
-    /// The configuration of `walrelay run`. `adopt_slot` is an argument because it applies to one start.
+    /// The configuration of `walrelay run`. `adopt_slot` is an argument because it applies to one
+    /// start.
     ///
     /// # Errors
     /// [`Kind::Config`] with each required key that is not set, or with each contradiction.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
-        let Model { sink, mut delivery, http, log, shutdown, .. } = self.base.model.clone();
+        let Model {
+            sink,
+            mut delivery,
+            http,
+            log,
+            shutdown,
+            ..
+        } = self.base.model.clone();
         if !sink.kind.capabilities().reads_back {
             delivery.read_tails = ReadTails::Never;
         }
@@ -157,16 +196,30 @@ impl Settings {
         let mut outboxes = errors.or_default(self.outboxes());
         for outbox in &mut outboxes {
             // This relay may not use them, but another one may.
-            outbox.route.reserved_topics = vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
+            outbox.route.reserved_topics =
+                vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
             outbox.route.topic_rule = sink.kind.bus().topics;
         }
         let source = errors.keep(self.source());
         let kafka = errors.or_default(self.kafka(&outboxes));
         let otel = errors.or_default(self.otel());
         let source = errors.result(source)?;
-        let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
+        let messages = outboxes
+            .iter()
+            .any(|outbox| outbox.source.table().is_none());
         let source = SourceConfig { messages, ..source };
-        let config = Config { source, outboxes, sink, kafka, delivery, state, http, log, shutdown, otel };
+        let config = Config {
+            source,
+            outboxes,
+            sink,
+            kafka,
+            delivery,
+            state,
+            http,
+            log,
+            shutdown,
+            otel,
+        };
         self.validate(&config)?;
         Ok(config)
     }
@@ -179,7 +232,8 @@ impl Settings {
     /// The connection for writes to rows, where it has a role of its own.
     pub(crate) fn upkeep_database(&self) -> Result<Option<ConnInfo>> {
         let url = self.base.model.upkeep.database.as_ref().map(Secret::expose);
-        url.map(|url| self.conninfo("upkeep.database", Some(url))).transpose()
+        url.map(|url| self.conninfo("upkeep.database", Some(url)))
+            .transpose()
     }
 
     fn conninfo(&self, key: &str, url: Option<&str>) -> Result<ConnInfo> {
@@ -188,10 +242,14 @@ impl Settings {
             (!text.is_empty()).then(|| text.to_owned())
         };
         ConnInfo::parse(url, &variable).map_err(|error| {
-            let error = error.or_remedy("write it as postgres://USER@HOST:PORT/DATABASE").with_kind(Kind::Config);
+            let error = error
+                .or_remedy("write it as postgres://USER@HOST:PORT/DATABASE")
+                .with_kind(Kind::Config);
             match self.get(key) {
                 // The text itself is refused, and not a variable beside it.
-                Some(given) if ConnInfo::parse(url, &|_| None).is_err() => error.about(&given.origin),
+                Some(given) if ConnInfo::parse(url, &|_| None).is_err() => {
+                    error.about(&given.origin)
+                }
                 _ => error,
             }
         })
@@ -202,7 +260,9 @@ impl Settings {
             Some(_) => error,
             None => error.about("no walrelay.toml was found here or in /etc/walrelay"),
         };
-        self.base.required("slot.name", self.base.model.slot.name.as_ref()).map_err(of_no_file)
+        self.base
+            .required("slot.name", self.base.model.slot.name.as_ref())
+            .map_err(of_no_file)
     }
 
     pub(crate) fn table(&self) -> &TableName {
@@ -212,31 +272,58 @@ impl Settings {
     pub(crate) fn source(&self) -> Result<SourceConfig> {
         let (slot, database) = both(self.slot(), self.database())?;
         let upkeep = self.upkeep_database()?;
-        let Slot { publication, stream, .. } = self.base.model.slot.clone();
+        let Slot {
+            publication,
+            stream,
+            ..
+        } = self.base.model.slot.clone();
         let publication = publication.unwrap_or_else(|| format!("walrelay_{slot}"));
         if !is_identifier(&publication) {
             let origin = self.base.origin("slot.name");
-            let cause =
-                format!("{origin}: {publication:?} cannot be a publication's name: Postgres allows 1 to 63 bytes");
-            return Err(Error::new(Kind::Config, cause)
-                .remedy(format_args!("set a shorter one: {}", how_to_set("slot.publication"))));
+            let cause = format!(
+                "{origin}: {publication:?} cannot be a publication's name: Postgres allows 1 to 63 \
+                 bytes"
+            );
+            return Err(Error::new(Kind::Config, cause).remedy(format_args!(
+                "set a shorter one: {}",
+                how_to_set("slot.publication")
+            )));
         }
         let poll = self.base.model.poll.clone();
-        Ok(SourceConfig { database, upkeep, slot, publication, messages: false, poll, stream })
+        Ok(SourceConfig {
+            database,
+            upkeep,
+            slot,
+            publication,
+            messages: false,
+            poll,
+            stream,
+        })
     }
 
     /// The sources of events and their routes: one for each outbox.
     pub fn outboxes(&self) -> Result<Vec<OutboxConfig>> {
         let one = std::slice::from_ref(&self.base);
-        let layers = if self.outboxes.is_empty() { one } else { &self.outboxes };
-        let (mut errors, mut outboxes) = (Errors::default(), Vec::<OutboxConfig>::new());
+        let layers = if self.outboxes.is_empty() {
+            one
+        } else {
+            &self.outboxes
+        };
+        let mut errors = Errors::default();
+        let mut outboxes = Vec::<OutboxConfig>::new();
         for layer in layers {
-            let Model { outbox, route, format, .. } = layer.model.clone();
+            let Model {
+                outbox,
+                route,
+                format,
+                ..
+            } = layer.model.clone();
             let outbox = OutboxConfig::new(outbox, route, format, |path| layer.get(path).is_some());
             errors.keep(validate_outbox(layer, &outbox));
             if outboxes.iter().any(|other| other.source == outbox.source) {
                 let cause = format!("two [[outbox]]es are {}", outbox.source);
-                let remedy = "make one of the two: an event has one route, chosen by its columns where need be";
+                let remedy = "make one of the two: an event has one route, chosen by its columns \
+                              where need be";
                 errors.add(Error::new(Kind::Config, cause).remedy(remedy));
             }
             outboxes.push(outbox);
@@ -247,29 +334,54 @@ impl Settings {
     fn kafka(&self, outboxes: &[OutboxConfig]) -> Result<KafkaConfig> {
         for name in BROKERS_PROPERTIES {
             if let Some(given) = self.properties.get(name) {
-                let both = if self.get("kafka.brokers").is_some() { ", and kafka.brokers is set too" } else { "" };
-                let cause = format!("{}: {name} is what walrelay calls kafka.brokers{both}", given.origin);
-                return Err(Error::new(Kind::Config, cause)
-                    .remedy(format_args!("remove it and set {}", how_to_set("kafka.brokers"))));
+                let both = if self.get("kafka.brokers").is_some() {
+                    ", and kafka.brokers is set too"
+                } else {
+                    ""
+                };
+                let cause = format!(
+                    "{}: {name} is what walrelay calls kafka.brokers{both}",
+                    given.origin
+                );
+                return Err(Error::new(Kind::Config, cause).remedy(format_args!(
+                    "remove it and set {}",
+                    how_to_set("kafka.brokers")
+                )));
             }
         }
         if self.base.model.sink.kind == SinkKind::Kafka {
-            self.base.required("kafka.brokers", self.get("kafka.brokers"))?;
+            self.base
+                .required("kafka.brokers", self.get("kafka.brokers"))?;
         }
         Ok(KafkaConfig {
-            properties: self.properties.iter().map(|(name, given)| (name.clone(), given.text.clone())).collect(),
-            id_headers: outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect(),
-            timestamp_columns: outboxes.iter().filter_map(|outbox| outbox.route.timestamp.clone()).collect(),
+            properties: self
+                .properties
+                .iter()
+                .map(|(name, given)| (name.clone(), given.text.clone()))
+                .collect(),
+            id_headers: outboxes
+                .iter()
+                .filter_map(|outbox| outbox.route.id_header.clone())
+                .collect(),
+            timestamp_columns: outboxes
+                .iter()
+                .filter_map(|outbox| outbox.route.timestamp.clone())
+                .collect(),
             ..self.base.model.kafka.clone()
         })
     }
 
     fn state(&self, adopt_slot: bool) -> Result<StateConfig> {
-        let mut state = StateConfig { adopt_slot, ..self.base.model.state.clone() };
+        let mut state = StateConfig {
+            adopt_slot,
+            ..self.base.model.state.clone()
+        };
         if state.key.is_empty() {
             state.key = self.slot()?.to_string();
         }
-        if self.get("state.store").is_none() && !self.base.model.sink.kind.capabilities().keeps_position {
+        if self.get("state.store").is_none()
+            && !self.base.model.sink.kind.capabilities().keeps_position
+        {
             state.store = StoreKind::Postgres;
         }
         Ok(state)
@@ -290,7 +402,12 @@ impl Settings {
     }
 
     fn validate_source(&self, config: &Config) -> Result<()> {
-        let Config { source, outboxes, state, .. } = config;
+        let Config {
+            source,
+            outboxes,
+            state,
+            ..
+        } = config;
         let base = &self.base;
         let reads = match (source.mode, source.gives_up_over_budget()) {
             (Mode::Poll | Mode::Auto, _) => Some("slot.mode"),
@@ -299,27 +416,51 @@ impl Settings {
         };
         if let Some(reads) = reads {
             let remedy = "relay messages with mode = \"slot\"";
-            base.refuse_if(source.messages, reads, "reads tables, and messages are in none", remedy)?;
+            base.refuse_if(
+                source.messages,
+                reads,
+                "reads tables, and messages are in none",
+                remedy,
+            )?;
             let remedy = "set state.store to kafka or postgres";
-            base.refuse_if(state.store == StoreKind::Slot, reads, "needs a place to keep what is published", remedy)?;
+            base.refuse_if(
+                state.store == StoreKind::Slot,
+                reads,
+                "needs a place to keep what is published",
+                remedy,
+            )?;
         }
         if source.gives_up_over_budget() {
             let has_no_budget = source.max_retained_bytes.is_none();
             let remedy = "set max_retained_bytes, such as 10GiB";
-            base.refuse_if(has_no_budget, "slot.over_budget", "is set, and no budget", remedy)?;
+            base.refuse_if(
+                has_no_budget,
+                "slot.over_budget",
+                "is set, and no budget",
+                remedy,
+            )?;
             let stops = source.on_loss == OnLoss::Stop;
             let remedy = "let on_loss be recover";
-            base.refuse_if(stops, "slot.over_budget", "is give-up, and on_loss is stop", remedy)?;
+            base.refuse_if(
+                stops,
+                "slot.over_budget",
+                "is give-up, and on_loss is stop",
+                remedy,
+            )?;
         }
         match source.backlog {
             Some(Backlog::None | Backlog::Since(_)) => base.refuse_if(
-                outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself()),
+                outboxes
+                    .iter()
+                    .any(|outbox| outbox.upkeep.says_for_itself()),
                 "slot.backlog",
                 "leaves rows out that outbox.pending or outbox.delete would publish",
                 "leave it out: what is pending, or in a table rows are deleted from, is published",
             ),
             Some(Backlog::Pending) => base.refuse_if(
-                outboxes.iter().any(|outbox| outbox.upkeep.pending.is_none()),
+                outboxes
+                    .iter()
+                    .any(|outbox| outbox.upkeep.pending.is_none()),
                 "slot.backlog",
                 "is pending, and nothing says which rows are",
                 "set outbox.pending, such as status = 'PENDING'",
@@ -329,7 +470,13 @@ impl Settings {
     }
 
     fn validate_delivery(&self, config: &Config) -> Result<()> {
-        let Config { sink, state, delivery, outboxes, .. } = config;
+        let Config {
+            sink,
+            state,
+            delivery,
+            outboxes,
+            ..
+        } = config;
         let base = &self.base;
         let [wait, cap] = [delivery.retry.base, delivery.retry.cap].map(exact_duration);
         let at = base.origin("delivery.retry_cap");
@@ -339,21 +486,38 @@ impl Settings {
             &format!("is {wait}, and delivery.retry_cap, the longest wait, is {cap} ({at})"),
             &format!("set delivery.retry_base to {cap} or less, or raise delivery.retry_cap"),
         )?;
-        let has_no_store = !sink.kind.capabilities().keeps_position && state.store == StoreKind::Kafka;
+        let has_no_store =
+            !sink.kind.capabilities().keeps_position && state.store == StoreKind::Kafka;
         let remedy = "set state.store to postgres, or leave it out";
-        base.refuse_if(has_no_store, "state.store", "is kafka, and sink.kind is not", remedy)?;
+        base.refuse_if(
+            has_no_store,
+            "state.store",
+            "is kafka, and sink.kind is not",
+            remedy,
+        )?;
         // A parked event is not given up.
         if matches!(delivery.on_error, OnError::Stop | OnError::Park) {
             return Ok(());
         }
         let letters = &delivery.dead_letter_topic;
         if state.store == StoreKind::Kafka && state.topic == *letters {
-            let cause = format!("topic {letters} is that of the position, and cannot have dead letters");
-            return Err(Error::new(Kind::Config, cause).remedy("give delivery.dead_letter_topic another name"));
+            let cause =
+                format!("topic {letters} is that of the position, and cannot have dead letters");
+            return Err(Error::new(Kind::Config, cause)
+                .remedy("give delivery.dead_letter_topic another name"));
         }
-        let says = |outbox: &&OutboxConfig| outbox.upkeep.pending.is_some() || outbox.upkeep.mark.is_some();
-        if let Some(outbox) = outboxes.iter().filter(says).find(|outbox| outbox.upkeep.mark_failed.is_none()) {
-            let cause = format!("gives events up, and nothing says what to set on their rows of {}", outbox.source);
+        let says = |outbox: &&OutboxConfig| {
+            outbox.upkeep.pending.is_some() || outbox.upkeep.mark.is_some()
+        };
+        if let Some(outbox) = outboxes
+            .iter()
+            .filter(says)
+            .find(|outbox| outbox.upkeep.mark_failed.is_none())
+        {
+            let cause = format!(
+                "gives events up, and nothing says what to set on their rows of {}",
+                outbox.source
+            );
             let remedy = "set outbox.mark_failed, such as status = 'FAILED', last_error = :error";
             return Err(base.error("delivery.on_error", cause, remedy));
         }
@@ -362,10 +526,19 @@ impl Settings {
 
     /// Refuses exactly-once delivery where something cannot be committed with the events.
     fn validate_transactions(&self, config: &Config) -> Result<()> {
-        let Some(transactions) = config.delivery.transactions() else { return Ok(()) };
+        let Some(transactions) = config.delivery.transactions() else {
+            return Ok(());
+        };
         let refuse_if = |wrong: bool, what: &str, remedy: &str| {
-            let cause = format!("{}: exactly-once {what}", self.base.origin("delivery.guarantee"));
-            if wrong { Err(Error::new(Kind::Config, cause).remedy(remedy)) } else { Ok(()) }
+            let cause = format!(
+                "{}: exactly-once {what}",
+                self.base.origin("delivery.guarantee")
+            );
+            if wrong {
+                Err(Error::new(Kind::Config, cause).remedy(remedy))
+            } else {
+                Ok(())
+            }
         };
         refuse_if(
             !config.sink.kind.capabilities().transactions,
@@ -380,14 +553,20 @@ impl Settings {
         refuse_if(
             config.delivery.on_error == OnError::Park,
             "commits in Kafka only, and events would be parked in Postgres beside it",
-            "set delivery.on_error to stop, dead-letter or skip, or delivery.guarantee to at-least-once",
+            "set delivery.on_error to stop, dead-letter or skip, or delivery.guarantee to \
+             at-least-once",
         )?;
-        let marks = |outbox: &&OutboxConfig| outbox.upkeep.writes_any() || outbox.upkeep.pending.is_some();
+        let marks =
+            |outbox: &&OutboxConfig| outbox.upkeep.writes_any() || outbox.upkeep.pending.is_some();
         if let Some(outbox) = config.outboxes.iter().find(marks) {
             refuse_if(
                 true,
-                &format!("commits in Kafka only, and rows of {} would be marked or deleted beside it", outbox.source),
-                "remove outbox.pending, mark, mark_failed, mark_waiting and delete (outbox.retention clears the table), or set \
+                &format!(
+                    "commits in Kafka only, and rows of {} would be marked or deleted beside it",
+                    outbox.source
+                ),
+                "remove outbox.pending, mark, mark_failed, mark_waiting and delete \
+                 (outbox.retention clears the table), or set \
                  delivery.guarantee to at-least-once",
             )?;
         }
@@ -403,17 +582,24 @@ impl Settings {
         refuse_if(
             socket_timeout_ms.map(Duration::from_millis) > Some(transactions.timeout),
             "needs answers within delivery.transaction_timeout, and socket.timeout.ms is longer",
-            "remove socket.timeout.ms from the Kafka properties, or raise delivery.transaction_timeout",
+            "remove socket.timeout.ms from the Kafka properties, or raise \
+             delivery.transaction_timeout",
         )
     }
 }
 
 /// Refuses settings of one outbox that contradict each other.
 fn validate_outbox(layer: &Layer, outbox: &OutboxConfig) -> Result<()> {
-    let OutboxConfig { source, upkeep, route, .. } = outbox;
+    let OutboxConfig {
+        source,
+        upkeep,
+        route,
+        ..
+    } = outbox;
     let is_set = |path| layer.get(path).is_some();
     let mut errors = Errors::default();
-    let mut refuse_if = |wrong, path, cause: &str, remedy| errors.keep(layer.refuse_if(wrong, path, cause, remedy));
+    let mut refuse_if =
+        |wrong, path, cause: &str, remedy| errors.keep(layer.refuse_if(wrong, path, cause, remedy));
     let at = layer.origin("outbox.message_prefix");
     refuse_if(
         is_set("outbox.table") && is_set("outbox.message_prefix"),
@@ -428,7 +614,12 @@ fn validate_outbox(layer: &Layer, outbox: &OutboxConfig) -> Result<()> {
         "name the column, or write an expression over columns",
     );
     let and_delete = "is set, and outbox.delete, too";
-    refuse_if(upkeep.delete && upkeep.mark.is_some(), "outbox.mark", and_delete, "remove one of the two");
+    refuse_if(
+        upkeep.delete && upkeep.mark.is_some(),
+        "outbox.mark",
+        and_delete,
+        "remove one of the two",
+    );
     refuse_if(
         upkeep.delete && upkeep.retention.is_some(),
         "outbox.retention",
@@ -442,7 +633,10 @@ fn validate_outbox(layer: &Layer, outbox: &OutboxConfig) -> Result<()> {
         "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'",
     );
     refuse_if(
-        route.headers_from.as_ref().is_some_and(|template| template.columns().next().is_none()),
+        route
+            .headers_from
+            .as_ref()
+            .is_some_and(|template| template.columns().next().is_none()),
         "route.headers_from",
         "names no column",
         "write the column with the JSON object in braces, such as {metadata}, or nothing for none",
@@ -455,7 +649,9 @@ fn validate_outbox(layer: &Layer, outbox: &OutboxConfig) -> Result<()> {
     );
     if source.table().is_none() && *upkeep != Upkeep::default() {
         let cause = format!("{source}: pending, mark and the like are for rows of a table");
-        errors.add(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
+        errors.add(
+            Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"),
+        );
     }
     errors.result(Some(()))
 }
@@ -464,13 +660,22 @@ fn validate_outbox(layer: &Layer, outbox: &OutboxConfig) -> Result<()> {
 fn validate_topics(config: &Config) -> Result<()> {
     for outbox in &config.outboxes {
         let topic = &outbox.route.topic;
-        if topic.columns().next().is_none() && outbox.route.reserved_topics.iter().any(|own| own == topic.source()) {
+        if topic.columns().next().is_none()
+            && outbox
+                .route
+                .reserved_topics
+                .iter()
+                .any(|own| own == topic.source())
+        {
             let what = match topic.source() == config.state.topic {
                 true => "for its position (state.topic)",
                 false => "for dead letters (delivery.dead_letter_topic)",
             };
-            let (outbox, topic) = (&outbox.source, topic.source());
-            let cause = format!("events of {outbox} would go to topic {topic}, which is walrelay's own, {what}");
+            let outbox = &outbox.source;
+            let topic = topic.source();
+            let cause = format!(
+                "events of {outbox} would go to topic {topic}, which is walrelay's own, {what}"
+            );
             return Err(Error::new(Kind::Config, cause).remedy("set route.topic to another one"));
         }
     }
@@ -486,47 +691,79 @@ fn warnings(
     // Unknown variables are not refused: Kubernetes sets WALRELAY_… for a service called walrelay.
     let is_known = |name: &str| {
         name == CONFIG_VARIABLE
-            || ["WALRELAY_SERVICE_", "WALRELAY_PORT", KAFKA_PROPERTY_VARIABLE]
-                .iter()
-                .any(|prefix| name.starts_with(prefix))
+            || [
+                "WALRELAY_SERVICE_",
+                "WALRELAY_PORT",
+                KAFKA_PROPERTY_VARIABLE,
+            ]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
             || KEYS.iter().any(|key| key.variable() == name)
     };
-    let exports = base.get("otel.endpoint").is_some() || environment.contains_key("OTEL_EXPORTER_OTLP_ENDPOINT");
+    let exports = base.get("otel.endpoint").is_some()
+        || environment.contains_key("OTEL_EXPORTER_OTLP_ENDPOINT");
     let is_unknown = |name: &&String| {
         (name.starts_with("WALRELAY_") && !is_known(name))
             || (exports && name.starts_with("OTEL_") && !otel::VARIABLES.contains(&name.as_str()))
     };
     let unknown = environment.keys().filter(is_unknown);
-    let mut warnings: Vec<_> = unknown.map(|name| format!("{name} is set and means nothing to walrelay")).collect();
-    let url = |key| base.get(key).filter(|given| holds_password(given.text.expose()));
+    let mut warnings: Vec<_> = unknown
+        .map(|name| format!("{name} is set and means nothing to walrelay"))
+        .collect();
+    let url = |key| {
+        base.get(key)
+            .filter(|given| holds_password(given.text.expose()))
+    };
     let keys = ["database.url", "upkeep.database"].map(|key| (key, url(key)));
-    let keys = keys.into_iter().chain([("otel.headers", base.get("otel.headers"))]);
+    let keys = keys
+        .into_iter()
+        .chain([("otel.headers", base.get("otel.headers"))]);
     let keys = keys.filter_map(|(key, given)| Some((key, given?)));
-    let properties = properties.iter().filter(|(name, _)| is_secret_property(name));
-    let secrets: Vec<_> = keys.chain(properties.map(|(name, given)| (name.as_str(), given))).collect();
-    if let Some((_, given)) = secrets.iter().find(|(_, given)| matches!(given.origin, Origin::Flag(_))) {
+    let properties = properties
+        .iter()
+        .filter(|(name, _)| is_secret_property(name));
+    let secrets: Vec<_> = keys
+        .chain(properties.map(|(name, given)| (name.as_str(), given)))
+        .collect();
+    if let Some((_, given)) = secrets
+        .iter()
+        .find(|(_, given)| matches!(given.origin, Origin::Flag(_)))
+    {
         warnings.push(format!(
-            "{} holds a password, and everybody on this machine can read a command line: use a password file (PGPASSFILE), a \
+            "{} holds a password, and everybody on this machine can read a command line: use a \
+             password file (PGPASSFILE), a \
              variable or a configuration file",
             given.origin
         ));
     }
-    if let Some(ConfigFile { path, readable_by_others: true, .. }) = file
-        && let Some((holder, _)) = secrets.iter().find(|(_, given)| matches!(given.origin, Origin::File { .. }))
+    if let Some(ConfigFile {
+        path,
+        readable_by_others: true,
+        ..
+    }) = file
+        && let Some((holder, _)) = secrets
+            .iter()
+            .find(|(_, given)| matches!(given.origin, Origin::File { .. }))
     {
-        warnings.push(format!("{path} can be read by others and holds a secret ({holder}): chmod 600 {path}"));
+        warnings.push(format!(
+            "{path} can be read by others and holds a secret ({holder}): chmod 600 {path}"
+        ));
     }
     warnings
 }
 
 fn holds_password(url: &str) -> bool {
-    let user_and_password = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next()?.rsplit_once('@'));
-    let in_authority =
-        user_and_password.and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, word)| !word.is_empty());
+    let user_and_password = url
+        .split_once("://")
+        .and_then(|(_, rest)| rest.split(['/', '?']).next()?.rsplit_once('@'));
+    let in_authority = user_and_password
+        .and_then(|(user, _)| user.split_once(':'))
+        .is_some_and(|(_, word)| !word.is_empty());
     in_authority || url.contains("password=") || url.contains("password =")
 }
 
-/// Whether a connection string that is to be shown may hold a password: percent-encoding can hide the word.
+/// Whether a connection string that is to be shown may hold a password: percent-encoding can hide
+/// the word.
 pub(crate) fn may_hold_password(url: &str) -> bool {
     holds_password(url) || url.contains('%')
 }
@@ -537,7 +774,14 @@ pub(crate) fn may_hold_secret(set: &str) -> bool {
 }
 
 pub(super) fn is_secret_property(name: &str) -> bool {
-    const SECRET: &[&str] = &["password", "secret", "key.pem", "ssl_key", "oauthbearer.config", "token"];
+    const SECRET: &[&str] = &[
+        "password",
+        "secret",
+        "key.pem",
+        "ssl_key",
+        "oauthbearer.config",
+        "token",
+    ];
     SECRET.iter().any(|word| name.contains(word))
 }
 
@@ -546,7 +790,10 @@ mod tests {
     use super::*;
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
-        pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+            .collect()
     }
 
     #[test]
@@ -558,29 +805,43 @@ mod tests {
         let none = Environment::new();
         let table = [
             (&flags, &variable, Some(&file), "1s", "--shutdown-timeout"),
-            (&Flags::new(), &variable, Some(&file), "2s", "WALRELAY_SHUTDOWN_TIMEOUT"),
+            (
+                &Flags::new(),
+                &variable,
+                Some(&file),
+                "2s",
+                "WALRELAY_SHUTDOWN_TIMEOUT",
+            ),
             (&Flags::new(), &empty, Some(&file), "3s", "w.toml:2"),
         ];
         for (flags, environment, file, text, origin) in table {
             let settings = Settings::new(flags, environment, file).unwrap();
             let given = settings.get("shutdown.timeout").unwrap();
-            assert_eq!((given.text.expose(), given.origin.to_string().as_str()), (text, origin));
+            assert_eq!(
+                (given.text.expose(), given.origin.to_string().as_str()),
+                (text, origin)
+            );
             assert_eq!(exact_duration(settings.base.model.shutdown.timeout), text);
         }
         let settings = Settings::new(&Flags::new(), &none, None).unwrap();
-        assert_eq!(settings.base.model.shutdown.timeout, Duration::from_secs(30));
+        assert_eq!(
+            settings.base.model.shutdown.timeout,
+            Duration::from_secs(30)
+        );
         assert_eq!(settings.base.origin("shutdown.timeout"), "default");
     }
 
     #[test]
     fn an_error_names_a_setting_once_as_it_was_given() {
-        let why = "\"Orders\" is not a slot name: only lower-case letters, digits and underscores are allowed";
+        let why = "\"Orders\" is not a slot name: only lower-case letters, digits and underscores \
+                   are allowed";
         let named = [("slot.name", "Orders".to_owned())];
         let variable = environment(&[("WALRELAY_SLOT", "Orders")]);
         let file = ConfigFile::new("w.toml", "[slot]\nname = \"Orders\"");
         let mut set = ConfigFile::new("w.toml", "");
         set.set = vec!["slot.name=Orders".to_owned()];
-        let (no_flag, none) = (Flags::new(), Environment::new());
+        let no_flag = Flags::new();
+        let none = Environment::new();
         for (flags, environment, file, origin) in [
             (&Flags::from(named), &none, None, "--slot"),
             (&no_flag, &variable, None, "WALRELAY_SLOT"),
@@ -590,7 +851,8 @@ mod tests {
             let error = Settings::new(flags, environment, file).unwrap_err();
             assert_eq!(error.to_string(), format!("{origin}: {why}"));
         }
-        let mode = Settings::new(&no_flag, &environment(&[("WALRELAY_MODE", "pull")]), None).unwrap_err();
+        let mode =
+            Settings::new(&no_flag, &environment(&[("WALRELAY_MODE", "pull")]), None).unwrap_err();
         assert_eq!(mode.to_string(), "WALRELAY_MODE cannot be \"pull\"");
     }
 
@@ -598,14 +860,22 @@ mod tests {
     fn a_refused_variable_of_libpq_is_named_without_the_connection_string() {
         let database = |url: &str, variable| {
             let flags = Flags::from([("database.url", url.to_owned())]);
-            Settings::new(&flags, &environment(&[variable]), None).unwrap().database().unwrap_err().to_string()
+            Settings::new(&flags, &environment(&[variable]), None)
+                .unwrap()
+                .database()
+                .unwrap_err()
+                .to_string()
         };
         let refused = database("host=db user=relay", ("PGSERVICE", "shop"));
         assert_eq!(refused, "the variable PGSERVICE cannot be used");
         assert!(
-            database("host=db user=relay", ("PGPORT", "x")).starts_with("a port of the Postgres connection is not")
+            database("host=db user=relay", ("PGPORT", "x"))
+                .starts_with("a port of the Postgres connection is not")
         );
-        assert!(database("host=db user=relay port=x", ("PGHOST", "a")).starts_with("--database-url: a port"));
+        assert!(
+            database("host=db user=relay port=x", ("PGHOST", "a"))
+                .starts_with("--database-url: a port")
+        );
     }
 
     #[test]
@@ -614,7 +884,10 @@ mod tests {
             let text = "[route]\ntopic = 'file'\n[kafka.properties]\nlinger.ms = 1";
             let mut file = ConfigFile::new("w.toml", text);
             file.set = set.iter().map(|text| (*text).to_owned()).collect();
-            let variables = [("WALRELAY_ROUTE_TOPIC", "variable"), ("WALRELAY_KAFKA_PROPERTY_LINGER_MS", "2")];
+            let variables = [
+                ("WALRELAY_ROUTE_TOPIC", "variable"),
+                ("WALRELAY_KAFKA_PROPERTY_LINGER_MS", "2"),
+            ];
             let flags = Flags::from([("slot.name", "flag".to_owned())]);
             Settings::new(&flags, &environment(&variables), Some(&file))
         };
@@ -631,33 +904,69 @@ mod tests {
             let given = settings_of_all.get(path).unwrap();
             format!("{} {}", given.text.expose(), given.origin)
         };
-        let paths = ["route.topic", "delivery.retry_attempts", "slot.name", "route.headers.a.b"];
-        assert_eq!(paths.map(shown), ["last --set", "5 --set", "flag --slot", "{x} --set"]);
+        let paths = [
+            "route.topic",
+            "delivery.retry_attempts",
+            "slot.name",
+            "route.headers.a.b",
+        ];
+        assert_eq!(
+            paths.map(shown),
+            ["last --set", "5 --set", "flag --slot", "{x} --set"]
+        );
         assert_eq!(settings_of_all.properties["linger.ms"].text.expose(), "3");
-        assert_eq!(settings(&[]).unwrap().properties["linger.ms"].text.expose(), "2");
+        assert_eq!(
+            settings(&[]).unwrap().properties["linger.ms"].text.expose(),
+            "2"
+        );
         for (wrong, cause) in [
             ("slot.nmae=a", "--set: slot.nmae does not exist"),
             ("typo.key=1", "--set: typo does not exist"),
-            ("slot.max_message_bytes=true", "--set: slot.max_message_bytes cannot be true"),
-            ("slot.wal_sender_timeout=10", "--set: slot.wal_sender_timeout cannot be 10"),
+            (
+                "slot.max_message_bytes=true",
+                "--set: slot.max_message_bytes cannot be true",
+            ),
+            (
+                "slot.wal_sender_timeout=10",
+                "--set: slot.wal_sender_timeout cannot be 10",
+            ),
             ("slot=a", "--set: slot is a table, not a value"),
-            ("kafka.properties.x=[1]", "--set: kafka.properties.x is neither text nor a number nor true or false"),
-            ("orders", "--set: this is not KEY=VALUE with the key of a configuration file"),
+            (
+                "kafka.properties.x=[1]",
+                "--set: kafka.properties.x is neither text nor a number nor true or false",
+            ),
+            (
+                "orders",
+                "--set: this is not KEY=VALUE with the key of a configuration file",
+            ),
         ] {
             assert_eq!(settings(&[wrong]).unwrap_err().cause(), cause);
         }
-        let warnings = settings(&["kafka.properties.sasl.password=canary"]).unwrap().warnings().join("");
-        assert!(warnings.starts_with("--set holds a password") && !warnings.contains("canary"), "{warnings}");
+        let warnings = settings(&["kafka.properties.sasl.password=canary"])
+            .unwrap()
+            .warnings()
+            .join("");
+        assert!(
+            warnings.starts_with("--set holds a password") && !warnings.contains("canary"),
+            "{warnings}"
+        );
     }
 
     #[test]
     fn all_errors_of_a_configuration_are_reported_together() {
         let causes = |error: Error| -> Vec<String> {
-            std::iter::once(&error).chain(error.others()).map(|error| error.cause().to_owned()).collect()
+            std::iter::once(&error)
+                .chain(error.others())
+                .map(|error| error.cause().to_owned())
+                .collect()
         };
         let syntax = "[slot]\nname = 'a'\nname = 'b'\n[slot]";
-        assert_eq!(causes(Settings::of(syntax).unwrap_err()), ["w.toml:3: duplicate key", "w.toml:4: duplicate key"]);
-        let shape = "[slot]\nnmae = 'a'\nwal_sender_timeout = 10\n[log]\nformat = 'xml'\n[kafka.properties]\nx = [1]";
+        assert_eq!(
+            causes(Settings::of(syntax).unwrap_err()),
+            ["w.toml:3: duplicate key", "w.toml:4: duplicate key"]
+        );
+        let shape = "[slot]\nnmae = 'a'\nwal_sender_timeout = 10\n[log]\nformat = \
+                     'xml'\n[kafka.properties]\nx = [1]";
         assert_eq!(
             causes(Settings::of(shape).unwrap_err()),
             [
@@ -667,13 +976,28 @@ mod tests {
                 "w.toml:7: kafka.properties.x is neither text nor a number nor true or false",
             ]
         );
-        let values = "[slot]\nname = 'A'\n[outbox.columns]\nid = ''\n[route]\ntopic = '{'\n[state]\ntopic = ' '\n\
+        let values = "[slot]\nname = 'A'\n[outbox.columns]\nid = ''\n[route]\ntopic = \
+                      '{'\n[state]\ntopic = ' '\n\
                       [http]\nlisten = 'x'\nready_within = '1ms'";
         let values = causes(Settings::of(values).unwrap_err());
-        let keys = ["slot.name", "outbox.columns.id", "route.topic", "state.topic", "http.listen", "http.ready_within"];
+        let keys = [
+            "slot.name",
+            "outbox.columns.id",
+            "route.topic",
+            "state.topic",
+            "http.listen",
+            "http.ready_within",
+        ];
         assert_eq!(values.len(), keys.len(), "{values:?}");
-        assert!(values.iter().zip(keys).all(|(cause, key)| cause.contains(key)), "{values:?}");
-        let missing = "database.url = 'postgres://u@h/d'\n[outbox]\ndelete = 'acked'\nmark = 'a'\nretention = '1d'";
+        assert!(
+            values
+                .iter()
+                .zip(keys)
+                .all(|(cause, key)| cause.contains(key)),
+            "{values:?}"
+        );
+        let missing = "database.url = 'postgres://u@h/d'\n[outbox]\ndelete = 'acked'\nmark = \
+                       'a'\nretention = '1d'";
         let missing = Settings::of(missing).unwrap().config(false).unwrap_err();
         let remedy = "set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file";
         assert_eq!(missing.what_to_do().as_deref(), Some(remedy));
@@ -690,9 +1014,16 @@ mod tests {
 
     #[test]
     fn an_unknown_variable_causes_a_warning_and_one_of_kubernetes_does_not() {
-        let set = environment(&[("WALRELAY_SLOTT", "x"), ("WALRELAY_PORT_80_TCP", "x"), ("WALRELAY_CONFIG", "x")]);
+        let set = environment(&[
+            ("WALRELAY_SLOTT", "x"),
+            ("WALRELAY_PORT_80_TCP", "x"),
+            ("WALRELAY_CONFIG", "x"),
+        ]);
         let settings = Settings::new(&Flags::new(), &set, None).unwrap();
-        assert_eq!(settings.warnings(), ["WALRELAY_SLOTT is set and means nothing to walrelay"]);
+        assert_eq!(
+            settings.warnings(),
+            ["WALRELAY_SLOTT is set and means nothing to walrelay"]
+        );
     }
 
     #[test]
@@ -704,45 +1035,79 @@ mod tests {
         assert_eq!(settings.warnings().len(), 2, "{:?}", settings.warnings());
         assert!(!format!("{settings:?}").contains("canary"));
         file.readable_by_others = false;
-        assert!(Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap().warnings().is_empty());
+        assert!(
+            Settings::new(&Flags::new(), &Environment::new(), Some(&file))
+                .unwrap()
+                .warnings()
+                .is_empty()
+        );
     }
 
     #[test]
     fn a_password_is_recognized_in_both_forms_of_connection_string() {
-        for url in ["postgres://u:p@h/d", "postgresql://u:p@h", "host=h password=p", "postgres://h/d?password=p"] {
+        for url in [
+            "postgres://u:p@h/d",
+            "postgresql://u:p@h",
+            "host=h password=p",
+            "postgres://h/d?password=p",
+        ] {
             assert!(holds_password(url), "{url}");
         }
-        for url in ["postgres://u@h:5432/d", "host=h user=u", "postgres://h/d?options=a:b@c", "postgres://u:@h"] {
+        for url in [
+            "postgres://u@h:5432/d",
+            "host=h user=u",
+            "postgres://h/d?options=a:b@c",
+            "postgres://u:@h",
+        ] {
             assert!(!holds_password(url), "{url}");
         }
     }
 
     #[test]
     fn an_outbox_that_contradicts_a_variable_or_flag_is_refused() {
-        let file = ConfigFile::new("w.toml", "[[outbox]]\ntable = 'a'\nroute.topic = 'x'\n[[outbox]]\ntable = 'b'");
+        let file = ConfigFile::new(
+            "w.toml",
+            "[[outbox]]\ntable = 'a'\nroute.topic = 'x'\n[[outbox]]\ntable = 'b'",
+        );
         let topic = |text: &str| environment(&[("WALRELAY_ROUTE_TOPIC", text)]);
         let error = Settings::new(&Flags::new(), &topic("y"), Some(&file)).unwrap_err();
         assert_eq!(
             (error.kind(), error.cause()),
-            (Kind::Config, "WALRELAY_ROUTE_TOPIC is \"y\" for every outbox, and this [[outbox]] says \"x\" (w.toml:3)")
+            (
+                Kind::Config,
+                "WALRELAY_ROUTE_TOPIC is \"y\" for every outbox, and this [[outbox]] says \"x\" \
+                 (w.toml:3)"
+            )
         );
         assert_eq!(error.what_to_do().as_deref(), Some("remove one of the two"));
         // An outbox that sets the same value, or none, has the variable's value.
         let settings = Settings::new(&Flags::new(), &topic("x"), Some(&file)).unwrap();
-        let topics: Vec<_> =
-            settings.outboxes().unwrap().iter().map(|outbox| outbox.route.topic.source().to_owned()).collect();
+        let topics: Vec<_> = settings
+            .outboxes()
+            .unwrap()
+            .iter()
+            .map(|outbox| outbox.route.topic.source().to_owned())
+            .collect();
         assert_eq!(topics, ["x", "x"]);
 
         let flags = |table: &str| Flags::from([("outbox.table", table.to_owned())]);
         let one = ConfigFile::new("w.toml", "[[outbox]]\ntable = 'a'");
         let outboxes = |flags| Settings::new(&flags, &Environment::new(), Some(&one))?.outboxes();
         let error = outboxes(flags("x")).unwrap_err();
-        assert_eq!(error.cause(), "--table is \"x\" for every outbox, and this [[outbox]] says \"a\" (w.toml:2)");
+        assert_eq!(
+            error.cause(),
+            "--table is \"x\" for every outbox, and this [[outbox]] says \"a\" (w.toml:2)"
+        );
         assert_eq!(outboxes(flags("a")).unwrap().len(), 1);
     }
 
     impl SourceConfig {
-        pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, stream: StreamConfig) -> Self {
+        pub(crate) fn sample(
+            database: ConnInfo,
+            slot: &str,
+            publication: &str,
+            stream: StreamConfig,
+        ) -> Self {
             SourceConfig {
                 database,
                 upkeep: None,
@@ -757,12 +1122,17 @@ mod tests {
 
     impl Settings {
         pub(crate) fn of(text: &str) -> Result<Settings> {
-            Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", text)))
+            Settings::new(
+                &Flags::new(),
+                &Environment::new(),
+                Some(&ConfigFile::new("w.toml", text)),
+            )
         }
 
         /// The same, with the required settings on its first three lines.
         pub(crate) fn with_least(text: &str) -> Result<Settings> {
-            let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+            let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = \
+                         'b:9092'\n";
             Settings::of(&format!("{least}{text}"))
         }
     }
@@ -777,13 +1147,27 @@ mod tests {
         assert_eq!(config.source.publication, "walrelay_orders");
         assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
         assert_eq!(config.source.max_message_bytes, 64 << 20);
-        let [outbox] = config.outboxes.as_slice() else { panic!("{:?}", config.outboxes) };
+        let [outbox] = config.outboxes.as_slice() else {
+            panic!("{:?}", config.outboxes)
+        };
         assert_eq!(outbox.source.to_string(), "public.outbox");
         assert_eq!(outbox.aggregate_id, "aggregateid");
         assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
-        assert_eq!(outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
-        assert_eq!((config.sink.max_in_flight_bytes, config.sink.max_in_flight_events), (16 << 20, 100_000));
-        assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
+        assert_eq!(
+            outbox.columns,
+            ["id", "aggregatetype", "aggregateid", "payload"]
+        );
+        assert_eq!(
+            (
+                config.sink.max_in_flight_bytes,
+                config.sink.max_in_flight_events
+            ),
+            (16 << 20, 100_000)
+        );
+        assert_eq!(
+            (config.state.store, config.state.topic.as_str()),
+            (StoreKind::Kafka, "walrelay-state")
+        );
         assert_eq!(config.state.key, "orders");
         assert_eq!(config.http.listen, None);
         assert_eq!(config.shutdown.timeout, Duration::from_secs(30));
@@ -791,10 +1175,19 @@ mod tests {
 
     #[test]
     fn a_sink_other_than_kafka_needs_no_broker_and_stores_positions_in_postgres() {
-        let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nsink.kind = 'stdout'\n";
-        let of = |text: &str| Settings::of(&format!("{least}{text}")).unwrap().config(false).unwrap();
+        let least =
+            "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nsink.kind = 'stdout'\n";
+        let of = |text: &str| {
+            Settings::of(&format!("{least}{text}"))
+                .unwrap()
+                .config(false)
+                .unwrap()
+        };
         let config = of("");
-        assert_eq!((config.sink.kind, config.state.store), (SinkKind::Stdout, StoreKind::Postgres));
+        assert_eq!(
+            (config.sink.kind, config.state.store),
+            (SinkKind::Stdout, StoreKind::Postgres)
+        );
         assert_eq!(config.delivery.read_tails, ReadTails::Never);
         assert_eq!(of("state.store = 'slot'").state.store, StoreKind::Slot);
     }
@@ -802,47 +1195,109 @@ mod tests {
     #[test]
     fn an_invalid_value_is_refused_with_its_line() {
         let table = [
-            ("slot.wal_sender_timeout = '0s'", "w.toml:4: slot.wal_sender_timeout cannot be \"0s\""),
-            ("slot.wal_sender_timeout = '10'", "w.toml:4: slot.wal_sender_timeout cannot be \"10\""),
-            ("slot.max_message_bytes = '2GiB'", "w.toml:4: slot.max_message_bytes cannot be \"2GiB\""),
-            ("sink.max_in_flight_events = 0", "w.toml:4: sink.max_in_flight_events cannot be 0"),
-            ("sink.max_in_flight_bytes = -1", "w.toml:4: sink.max_in_flight_bytes cannot be -1"),
-            ("state.store = 'redis'", "w.toml:4: state.store cannot be \"redis\""),
-            ("state.store = 'kafka'\nsink.kind = 'null'", "w.toml:4: state.store is kafka, and sink.kind is not"),
-            ("state.topic = 'a b'", "w.toml:4: state.topic cannot be \"a b\""),
-            ("log.format = 'xml'", "w.toml:4: log.format cannot be \"xml\""),
-            ("http.listen = 'somewhere:80'", "w.toml:4: http.listen cannot be \"somewhere:80\""),
-            ("route.topic_prefix = 'a/b'", "w.toml:4: route.topic_prefix cannot be \"a/b\""),
+            (
+                "slot.wal_sender_timeout = '0s'",
+                "w.toml:4: slot.wal_sender_timeout cannot be \"0s\"",
+            ),
+            (
+                "slot.wal_sender_timeout = '10'",
+                "w.toml:4: slot.wal_sender_timeout cannot be \"10\"",
+            ),
+            (
+                "slot.max_message_bytes = '2GiB'",
+                "w.toml:4: slot.max_message_bytes cannot be \"2GiB\"",
+            ),
+            (
+                "sink.max_in_flight_events = 0",
+                "w.toml:4: sink.max_in_flight_events cannot be 0",
+            ),
+            (
+                "sink.max_in_flight_bytes = -1",
+                "w.toml:4: sink.max_in_flight_bytes cannot be -1",
+            ),
+            (
+                "state.store = 'redis'",
+                "w.toml:4: state.store cannot be \"redis\"",
+            ),
+            (
+                "state.store = 'kafka'\nsink.kind = 'null'",
+                "w.toml:4: state.store is kafka, and sink.kind is not",
+            ),
+            (
+                "state.topic = 'a b'",
+                "w.toml:4: state.topic cannot be \"a b\"",
+            ),
+            (
+                "log.format = 'xml'",
+                "w.toml:4: log.format cannot be \"xml\"",
+            ),
+            (
+                "http.listen = 'somewhere:80'",
+                "w.toml:4: http.listen cannot be \"somewhere:80\"",
+            ),
+            (
+                "route.topic_prefix = 'a/b'",
+                "w.toml:4: route.topic_prefix cannot be \"a/b\"",
+            ),
             ("slot.backlog = ''", "w.toml:4: slot.backlog cannot be \"\""),
-            ("slot.publication = ''", "w.toml:4: slot.publication cannot be \"\""),
+            (
+                "slot.publication = ''",
+                "w.toml:4: slot.publication cannot be \"\"",
+            ),
             (
                 "outbox.table = 'a.b.c'",
-                "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or SCHEMA.TABLE",
+                "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or \
+                 SCHEMA.TABLE",
             ),
-            ("outbox.columns.id = ''", "w.toml:4: outbox.columns.id cannot be \"\""),
+            (
+                "outbox.columns.id = ''",
+                "w.toml:4: outbox.columns.id cannot be \"\"",
+            ),
             (
                 "[kafka.properties]\nbootstrap.servers = 'x:1'",
-                "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too",
+                "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and \
+                 kafka.brokers is set too",
             ),
-            ("[route.headers]\nWalRelay-replay = 'x'", "w.toml:5: route.headers has \"WalRelay-replay\", which is"),
-            ("route.id_header = 'walrelay-row-id'", "w.toml:4: route.id_header cannot be \"walrelay-row-id\""),
+            (
+                "[route.headers]\nWalRelay-replay = 'x'",
+                "w.toml:5: route.headers has \"WalRelay-replay\", which is",
+            ),
+            (
+                "route.id_header = 'walrelay-row-id'",
+                "w.toml:4: route.id_header cannot be \"walrelay-row-id\"",
+            ),
             (
                 "route.position_header = 'walrelay-settled'",
                 "w.toml:4: route.position_header cannot be \"walrelay-settled\"",
             ),
-            ("[[outbox]]\ntable = 'a'\nroute.headers.walrelay-x = '1'", "w.toml:6: route.headers has \"walrelay-x\""),
-            ("delivery.guarantee = 'twice'", "delivery.guarantee cannot be"),
+            (
+                "[[outbox]]\ntable = 'a'\nroute.headers.walrelay-x = '1'",
+                "w.toml:6: route.headers has \"walrelay-x\"",
+            ),
+            (
+                "delivery.guarantee = 'twice'",
+                "delivery.guarantee cannot be",
+            ),
             (
                 "delivery.guarantee = 'exactly-once'\nstate.store = 'postgres'",
                 "needs the position where the events are",
             ),
-            ("delivery.guarantee = 'exactly-once'\nsink.kind = 'null'", "needs transactions of the bus"),
-            ("delivery.guarantee = 'exactly-once'\nstate.store = 'slot'", "needs the position where the events are"),
+            (
+                "delivery.guarantee = 'exactly-once'\nsink.kind = 'null'",
+                "needs transactions of the bus",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\nstate.store = 'slot'",
+                "needs the position where the events are",
+            ),
             (
                 "delivery.guarantee = 'exactly-once'\ndelivery.on_error = 'park'",
                 "would be parked in Postgres beside it",
             ),
-            ("delivery.guarantee = 'exactly-once'\noutbox.delete = 'acked'", "would be marked or deleted beside it"),
+            (
+                "delivery.guarantee = 'exactly-once'\noutbox.delete = 'acked'",
+                "would be marked or deleted beside it",
+            ),
             (
                 "delivery.guarantee = 'exactly-once'\noutbox.mark = 'done = true'",
                 "would be marked or deleted beside it",
@@ -853,51 +1308,87 @@ mod tests {
                 "delivery.transaction_interval cannot be",
             ),
             (
-                "delivery.guarantee = 'exactly-once'\n[kafka.properties]\nsocket.timeout.ms = '60000'",
+                "delivery.guarantee = 'exactly-once'\n[kafka.properties]\nsocket.timeout.ms = \
+                 '60000'",
                 "socket.timeout.ms is longer",
             ),
             (
                 "delivery.guarantee = 'exactly-once'\ndelivery.transactional_id_prefix = 'a b'",
                 "delivery.transactional_id_prefix cannot be",
             ),
-            ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:5: route.headers has \"a\\0b\""),
-            ("[route.headers]\n'' = 'x'", "w.toml:5: route.headers has \"\""),
-            ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are public.a"),
+            (
+                "[route.headers]\n\"a\\u0000b\" = 'x'",
+                "w.toml:5: route.headers has \"a\\0b\"",
+            ),
+            (
+                "[route.headers]\n'' = 'x'",
+                "w.toml:5: route.headers has \"\"",
+            ),
+            (
+                "[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'",
+                "two [[outbox]]es are public.a",
+            ),
             (
                 "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",
                 "w.toml:5: outbox.table is set, and outbox.message_prefix, too (w.toml:6)",
             ),
-            ("[route]\nheaders_from = 'metadata'", "w.toml:5: route.headers_from names no column"),
-            ("[outbox]\nmessage_prefix = ''", "w.toml:5: outbox.message_prefix cannot be \"\""),
-            ("[outbox]\nmark = 'a = 1; drop table b'", "w.toml:5: outbox.mark cannot be \"a = 1; drop table b\""),
-            ("[outbox]\npending = 'a -- b'", "w.toml:5: outbox.pending cannot be \"a -- b\""),
-            ("[outbox]\npending = 'true) or (true'", "w.toml:5: outbox.pending cannot be \"true) or (true\""),
+            (
+                "[route]\nheaders_from = 'metadata'",
+                "w.toml:5: route.headers_from names no column",
+            ),
+            (
+                "[outbox]\nmessage_prefix = ''",
+                "w.toml:5: outbox.message_prefix cannot be \"\"",
+            ),
+            (
+                "[outbox]\nmark = 'a = 1; drop table b'",
+                "w.toml:5: outbox.mark cannot be \"a = 1; drop table b\"",
+            ),
+            (
+                "[outbox]\npending = 'a -- b'",
+                "w.toml:5: outbox.pending cannot be \"a -- b\"",
+            ),
+            (
+                "[outbox]\npending = 'true) or (true'",
+                "w.toml:5: outbox.pending cannot be \"true) or (true\"",
+            ),
             (
                 "[outbox]\norder_by = '(1)'",
-                "w.toml:5: outbox.order_by is a number, which Postgres reads as the position of a column",
+                "w.toml:5: outbox.order_by is a number, which Postgres reads as the position of a \
+                 column",
             ),
-            ("[outbox]\npending = 'not a'", "w.toml:5: outbox.pending is set, and rows would be pending for ever"),
-            ("[outbox]\nmark = 'a = true'\ndelete = 'acked'", "w.toml:5: outbox.mark is set, and outbox.delete, too"),
+            (
+                "[outbox]\npending = 'not a'",
+                "w.toml:5: outbox.pending is set, and rows would be pending for ever",
+            ),
+            (
+                "[outbox]\nmark = 'a = true'\ndelete = 'acked'",
+                "w.toml:5: outbox.mark is set, and outbox.delete, too",
+            ),
             (
                 "[outbox]\nmessage_prefix = 'a'\ndelete = 'acked'",
                 "messages with prefix \"a\": pending, mark and the like are for rows of a table",
             ),
             (
                 "[[outbox]]\ntable = 'a b'",
-                "w.toml:5: outbox.table: \"a b\" is not a table name: there is something behind the name; quote names with \"…\"",
+                "w.toml:5: outbox.table: \"a b\" is not a table name: there is something behind \
+                 the name; quote names with \"…\"",
             ),
             (
                 "delivery.retry_base = '10s'\ndelivery.retry_cap = '5s'",
-                "w.toml:4: delivery.retry_base is 10s, and delivery.retry_cap, the longest wait, is 5s (w.toml:5)",
+                "w.toml:4: delivery.retry_base is 10s, and delivery.retry_cap, the longest wait, \
+                 is 5s (w.toml:5)",
             ),
             (
                 "route.topic = 'walrelay-dead-letters'",
-                "events of public.outbox would go to topic walrelay-dead-letters, which is walrelay's own, for dead letters \
+                "events of public.outbox would go to topic walrelay-dead-letters, which is \
+                 walrelay's own, for dead letters \
                  (delivery.dead_letter_topic)",
             ),
             (
                 "state.store = 'postgres'\nstate.topic = 'all'\nroute.topic = 'all'",
-                "events of public.outbox would go to topic all, which is walrelay's own, for its position (state.topic)",
+                "events of public.outbox would go to topic all, which is walrelay's own, for its \
+                 position (state.topic)",
             ),
             (
                 "delivery.on_error = 'dead-letter'\ndelivery.dead_letter_topic = 'walrelay-state'",
@@ -906,14 +1397,23 @@ mod tests {
         ];
         for (lines, cause) in table {
             let error = config(lines).unwrap_err();
-            assert!(error.kind() == Kind::Config && error.cause().contains(cause), "{lines}: {error}");
-            assert!(error.what_to_do().is_some_and(|todo| !todo.is_empty()), "{lines}: nothing to do");
+            assert!(
+                error.kind() == Kind::Config && error.cause().contains(cause),
+                "{lines}: {error}"
+            );
+            assert!(
+                error.what_to_do().is_some_and(|todo| !todo.is_empty()),
+                "{lines}: nothing to do"
+            );
         }
     }
 
     #[test]
     fn a_missing_slot_is_told_with_the_places_of_a_file() {
-        let without_file = Settings::new(&Flags::new(), &Environment::new(), None).unwrap().slot().unwrap_err();
+        let without_file = Settings::new(&Flags::new(), &Environment::new(), None)
+            .unwrap()
+            .slot()
+            .unwrap_err();
         let cause = "no walrelay.toml was found here or in /etc/walrelay: slot.name is not set";
         assert_eq!(without_file.to_string(), cause);
     }
@@ -922,13 +1422,23 @@ mod tests {
     fn the_example_file_is_valid_and_its_commented_keys_show_the_defaults() {
         let example = include_str!("../../walrelay.example.toml");
         let config = Settings::of(example).unwrap().config(false).unwrap();
-        assert_eq!((config.source.slot.as_str(), config.kafka.brokers.as_str()), ("orders", "localhost:9092"));
+        assert_eq!(
+            (config.source.slot.as_str(), config.kafka.brokers.as_str()),
+            ("orders", "localhost:9092")
+        );
         for setting in KEYS.iter() {
             let (_, key) = setting.parts();
             let lines = || example.lines().map(|line| line.trim_start_matches("# "));
-            assert!(lines().any(|line| line.starts_with(&format!("{key} = "))), "the example lacks {}", setting.path);
+            assert!(
+                lines().any(|line| line.starts_with(&format!("{key} = "))),
+                "the example lacks {}",
+                setting.path
+            );
             if let Some(default) = &setting.default {
-                let values = [format!("{key} = \"{default}\""), format!("{key} = {default}")];
+                let values = [
+                    format!("{key} = \"{default}\""),
+                    format!("{key} = {default}"),
+                ];
                 assert!(
                     lines().any(|line| values.iter().any(|value| value == line)),
                     "another default for {}",
@@ -940,9 +1450,17 @@ mod tests {
 
     #[test]
     fn a_long_slot_name_requires_a_configured_publication_name() {
-        let named = format!("database.url = 'postgres://u@h/d'\nslot.name = '{}'\n", "s".repeat(60));
+        let named = format!(
+            "database.url = 'postgres://u@h/d'\nslot.name = '{}'\n",
+            "s".repeat(60)
+        );
         assert!(Settings::of(&named).unwrap().source().is_err());
-        assert!(Settings::of(&format!("{named}slot.publication = 'p'")).unwrap().source().is_ok());
+        assert!(
+            Settings::of(&format!("{named}slot.publication = 'p'"))
+                .unwrap()
+                .source()
+                .is_ok()
+        );
     }
 
     #[test]
@@ -954,7 +1472,10 @@ mod tests {
             ("b:9092,ssl://", false),
             ("b:9092,,c:9092", false),
         ] {
-            let text = format!("database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = '{brokers}'");
+            let text = format!(
+                "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = \
+                 '{brokers}'"
+            );
             assert_eq!(Settings::of(&text).is_ok(), fits, "{brokers}");
         }
     }
@@ -975,10 +1496,14 @@ mod tests {
 
     #[test]
     fn the_debug_text_of_the_configuration_shows_no_secret() {
-        let text = "database.url = 'postgres://u:canary1@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
+        let text = "database.url = 'postgres://u:canary1@h/d'\nslot.name = 'orders'\nkafka.brokers \
+                    = 'b:9092'\n\
                     [kafka.properties]\nsasl.password = 'canary2'";
         let config = Settings::of(text).unwrap().config(false).unwrap();
-        assert!(!format!("{config:?}").contains("canary"), "a password is in {config:?}");
+        assert!(
+            !format!("{config:?}").contains("canary"),
+            "a password is in {config:?}"
+        );
         assert_eq!(config.kafka.properties["sasl.password"].expose(), "canary2");
     }
 
@@ -987,7 +1512,10 @@ mod tests {
         assert_eq!(config("").unwrap().delivery.transactions(), None);
         let config = config("delivery.guarantee = 'exactly-once'").unwrap();
         let transactions = config.delivery.transactions().unwrap();
-        assert_eq!(transactions.transactional_id("7300", "orders"), "walrelay-7300-orders");
+        assert_eq!(
+            transactions.transactional_id("7300", "orders"),
+            "walrelay-7300-orders"
+        );
         assert_eq!(transactions.timeout, Duration::from_secs(15));
     }
 
@@ -998,7 +1526,8 @@ mod tests {
     #[test]
     fn settings_of_an_outbox_override_those_for_all_outboxes() {
         let outboxes = outboxes(
-            "[route]\ntopic = 'all'\nkey = '{k}'\n[route.headers]\na = '{a}'\n[format]\nvalue = '{v}'\n\
+            "[route]\ntopic = 'all'\nkey = '{k}'\n[route.headers]\na = '{a}'\n[format]\nvalue = \
+             '{v}'\n\
              [[outbox]]\ntable = 'one'\n\
              [[outbox]]\ntable = 'two'\ncolumns.id = 'number'\nroute.topic = 'second'\n\
              [outbox.route.headers]\nb = '{b}'\n[outbox.format.envelope]\nx = '{x}'\n\
@@ -1007,10 +1536,18 @@ mod tests {
         .unwrap();
         let told: Vec<_> = outboxes
             .iter()
-            .map(|outbox| (outbox.source.to_string(), outbox.route.topic.source(), outbox.columns.join(" ")))
+            .map(|outbox| {
+                (
+                    outbox.source.to_string(),
+                    outbox.route.topic.source(),
+                    outbox.columns.join(" "),
+                )
+            })
             .collect();
-        let told: Vec<_> =
-            told.iter().map(|(source, topic, columns)| (source.as_str(), *topic, columns.as_str())).collect();
+        let told: Vec<_> = told
+            .iter()
+            .map(|(source, topic, columns)| (source.as_str(), *topic, columns.as_str()))
+            .collect();
         assert_eq!(
             told,
             [
@@ -1024,24 +1561,46 @@ mod tests {
     #[test]
     fn an_outbox_clears_a_common_setting_with_an_empty_value() {
         let outboxes = outboxes(
-            "[route]\nheaders_from = '{m}'\npartition = 'p'\ntimestamp = 't'\n[route.headers]\na = '{a}'\n\
+            "[route]\nheaders_from = '{m}'\npartition = 'p'\ntimestamp = 't'\n[route.headers]\na = \
+             '{a}'\n\
              [[outbox]]\ntable = 'one'\n\
-             [[outbox]]\ntable = 'two'\nroute.headers_from = ''\nroute.partition = ''\nroute.timestamp = ''\n\
+             [[outbox]]\ntable = 'two'\nroute.headers_from = ''\nroute.partition = \
+             ''\nroute.timestamp = ''\n\
              [outbox.route.headers]\n",
         )
         .unwrap();
-        let columns: Vec<_> = outboxes.iter().map(|outbox| outbox.columns.join(" ")).collect();
-        assert_eq!(columns, ["id aggregatetype aggregateid m a p t payload", "id aggregatetype aggregateid payload"]);
-        assert!(outboxes.iter().skip(1).all(|outbox| outbox.route.headers_from.is_none()));
+        let columns: Vec<_> = outboxes
+            .iter()
+            .map(|outbox| outbox.columns.join(" "))
+            .collect();
+        assert_eq!(
+            columns,
+            [
+                "id aggregatetype aggregateid m a p t payload",
+                "id aggregatetype aggregateid payload"
+            ]
+        );
+        assert!(
+            outboxes
+                .iter()
+                .skip(1)
+                .all(|outbox| outbox.route.headers_from.is_none())
+        );
     }
 
     #[test]
     fn the_max_attempts_column_is_read_with_the_row() {
-        let text = "[outbox.columns]\nmax_attempts = 'max_retries'\n[outbox]\nmark_waiting = 'n = :attempts'";
+        let text = "[outbox.columns]\nmax_attempts = 'max_retries'\n[outbox]\nmark_waiting = 'n = \
+                    :attempts'";
         let outboxes = outboxes(text).unwrap();
-        let [outbox] = outboxes.as_slice() else { panic!("{}", outboxes.len()) };
+        let [outbox] = outboxes.as_slice() else {
+            panic!("{}", outboxes.len())
+        };
         assert_eq!(outbox.max_attempts.as_deref(), Some("max_retries"));
-        assert_eq!(outbox.columns.join(" "), "id aggregatetype aggregateid max_retries payload");
+        assert_eq!(
+            outbox.columns.join(" "),
+            "id aggregatetype aggregateid max_retries payload"
+        );
         assert_eq!(outbox.upkeep.mark_waiting.as_deref(), Some("n = :attempts"));
     }
 }

@@ -1,5 +1,5 @@
-//! The configuration that `walrelay run` uses: checked, in types that hold only valid values. Those that the core reads
-//! are in `walrelay_core::config`.
+//! The configuration that `walrelay run` uses: checked, in types that hold only valid values. Those
+//! that the core reads are in `walrelay_core::config`.
 //!
 //! | module | contents |
 //! |---|---|

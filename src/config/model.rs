@@ -1,7 +1,7 @@
 //! The configuration file: a struct per table, a field per key.
 //!
-//! Each field documents its key and the reason for the default. A variable or a flag may also set a key. A test
-//! compares `docs/reference/configuration.md` with these structs.
+//! Each field documents its key and the reason for the default. A variable or a flag may also set a
+//! key. A test compares `docs/reference/configuration.md` with these structs.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -56,8 +56,9 @@ pub(crate) struct Database {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct UpkeepSession {
-    /// The connection string for writes to rows and to `walrelay.parked`. No default: the relay's own role writes. A role
-    /// of its own keeps triggers of the table from running as the replication role.
+    /// The connection string for writes to rows and to `walrelay.parked`. No default: the relay's
+    /// own role writes. A role of its own keeps triggers of the table from running as the
+    /// replication role.
     #[serde(serialize_with = "text::no_default")]
     pub database: Option<Secret>,
 }
@@ -65,8 +66,12 @@ pub(crate) struct UpkeepSession {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Slot {
-    /// The slot. Required: two relays on one slot would disconnect each other, so there is no shared default.
-    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    /// The slot. Required: two relays on one slot would disconnect each other, so there is no
+    /// shared default.
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
     pub name: Option<SlotName>,
     /// The publication. Follows from the slot's name, because `setup` creates both.
     #[serde(deserialize_with = "text::optional")]
@@ -79,13 +84,14 @@ pub(crate) struct Slot {
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct StreamConfig {
-    /// `wal_sender_timeout` of the relay's session. The relay sends at least three status updates in this time, and counts the
-    /// server as dead after this much silence. Ten seconds: a dead peer is noticed sooner than after Postgres'
-    /// sixty.
+    /// `wal_sender_timeout` of the relay's session. The relay sends at least three status updates
+    /// in this time, and counts the server as dead after this much silence. Ten seconds: a dead
+    /// peer is noticed sooner than after Postgres' sixty.
     #[default(Duration::from_secs(10))]
     #[serde(with = "Lasting::<SECOND_MS, HOUR_MS>")]
     pub wal_sender_timeout: Duration,
-    /// The largest message from the server. A larger row stops the relay, which names its LSN. 64 MiB: sixty times a broker's limit, and one row still fits in memory.
+    /// The largest message from the server. A larger row stops the relay, which names its LSN. 64
+    /// MiB: sixty times a broker's limit, and one row still fits in memory.
     #[default(64 << 20)]
     #[serde(with = "Within::<Bytes, { 64 * KIB }, GIB>")]
     pub max_message_bytes: usize,
@@ -93,13 +99,19 @@ pub struct StreamConfig {
     pub mode: Mode,
     /// The reaction to the loss of the slot. Recovery: the table still has the events.
     pub on_loss: OnLoss,
-    /// The existing rows that are published first. Follows: pending rows where `outbox.pending` is set, else all.
-    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    /// The existing rows that are published first. Follows: pending rows where `outbox.pending` is
+    /// set, else all.
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
     pub backlog: Option<Backlog>,
-    /// The greatest amount of WAL that the slot may retain. No bound: the server has its own, `max_slot_wal_keep_size`.
+    /// The greatest amount of WAL that the slot may retain. No bound: the server has its own,
+    /// `max_slot_wal_keep_size`.
     #[serde(deserialize_with = "retained_bytes")]
     pub max_retained_bytes: Option<u64>,
-    /// The reaction to a slot that retains more. The slot stays: dropping it costs a recovery from the table.
+    /// The reaction to a slot that retains more. The slot stays: dropping it costs a recovery from
+    /// the table.
     pub over_budget: OverBudget,
 }
 
@@ -144,7 +156,17 @@ impl FromStr for Backlog {
 }
 
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Deserialize,
+    Serialize,
+    EnumMessage,
+    IntoStaticStr,
+    VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -159,7 +181,17 @@ pub enum Mode {
 }
 
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Deserialize,
+    Serialize,
+    EnumMessage,
+    IntoStaticStr,
+    VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -172,7 +204,17 @@ pub enum OnLoss {
 }
 
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Deserialize,
+    Serialize,
+    EnumMessage,
+    IntoStaticStr,
+    VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -187,7 +229,8 @@ pub enum OverBudget {
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct PollConfig {
-    /// The wait between two reads while rows arrive. A fifth of a second: a short delay, for five small queries.
+    /// The wait between two reads while rows arrive. A fifth of a second: a short delay, for five
+    /// small queries.
     #[default(Duration::from_millis(200))]
     #[serde(with = "Lasting::<10, HOUR_MS>")]
     pub interval: Duration,
@@ -195,8 +238,8 @@ pub struct PollConfig {
     #[default(Duration::from_secs(2))]
     #[serde(with = "Lasting::<10, HOUR_MS>")]
     pub idle_interval: Duration,
-    /// The interval of checks for pending rows while streaming. Two seconds: an operator waits for a row set to
-    /// pending.
+    /// The interval of checks for pending rows while streaming. Two seconds: an operator waits for
+    /// a row set to pending.
     #[default(Duration::from_secs(2))]
     #[serde(with = "Lasting::<100, HOUR_MS>")]
     pub pending_interval: Duration,
@@ -208,8 +251,9 @@ pub struct PollConfig {
 pub struct SinkConfig {
     /// Where records go. Kafka: the others are for trying walrelay out.
     pub kind: SinkKind,
-    /// Bytes of keys, values and headers in flight: the bound on memory (P4). 16 MiB: 100 MiB/s times an ack of 150 ms.
-    /// Over 8 partitions of a near broker, 8 to 32 MiB give the same throughput, and 32 MiB cost 14 MiB more memory.
+    /// Bytes of keys, values and headers in flight: the bound on memory (P4). 16 MiB: 100 MiB/s
+    /// times an ack of 150 ms. Over 8 partitions of a near broker, 8 to 32 MiB give the same
+    /// throughput, and 32 MiB cost 14 MiB more memory.
     #[default(16 << 20)]
     #[serde(with = "Within::<Bytes, { 64 * KIB }, { 64 * GIB }>")]
     pub max_in_flight_bytes: usize,
@@ -225,16 +269,19 @@ pub struct SinkConfig {
 pub struct KafkaConfig {
     /// `bootstrap.servers`. Required: no broker can be guessed.
     pub brokers: String,
-    /// librdkafka properties, already checked against those that would break a promise. Read from [`KAFKA_PROPERTIES`].
+    /// librdkafka properties, already checked against those that would break a promise. Read from
+    /// [`KAFKA_PROPERTIES`].
     #[serde(skip)]
     pub properties: BTreeMap<String, Secret>,
-    /// Names of the headers with an event's id. Errors name rows by them; the values of other headers are never shown.
+    /// Names of the headers with an event's id. Errors name rows by them; the values of other
+    /// headers are never shown.
     #[serde(skip)]
     pub id_headers: Vec<String>,
     /// Columns with the time of records, for errors about one.
     #[serde(skip)]
     pub timestamp_columns: Vec<String>,
-    /// The cluster that this process delivers to, once it is known: no producer counts an ack of another one.
+    /// The cluster that this process delivers to, once it is known: no producer counts an ack of
+    /// another one.
     #[serde(skip)]
     pub cluster_id: Option<String>,
 }
@@ -247,15 +294,27 @@ pub struct StateConfig {
     /// Topic of the Kafka store. One for all relays of a cluster; each has its own key.
     #[default("walrelay-state")]
     pub topic: String,
-    /// Key in the store. Follows from the slot's name; two servers with slots of one name need two keys.
+    /// Key in the store. Follows from the slot's name; two servers with slots of one name need two
+    /// keys.
     pub key: String,
-    /// Whether to accept the slot's position if it does not match the stored one. Only a flag sets this.
+    /// Whether to accept the slot's position if it does not match the stored one. Only a flag sets
+    /// this.
     #[serde(skip)]
     pub adopt_slot: bool,
 }
 
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Deserialize,
+    Serialize,
+    EnumMessage,
+    IntoStaticStr,
+    VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -265,7 +324,8 @@ pub enum StoreKind {
     Kafka,
     /// In the table walrelay.position of the outbox's database
     Postgres,
-    /// In the slot only: more duplicates after a crash of the server, and no check that slot and server belong together
+    /// In the slot only: more duplicates after a crash of the server, and no check that slot and
+    /// server belong together
     Slot,
 }
 
@@ -275,8 +335,8 @@ pub(crate) struct Http {
     /// Address of metrics and health. Off: walrelay opens no port by default.
     #[serde(deserialize_with = "text::address")]
     pub listen: Option<SocketAddr>,
-    /// Not ready after this long with work and without an ack or a confirmed LSN. A minute: longer than a broker's
-    /// election.
+    /// Not ready after this long with work and without an ack or a confirmed LSN. A minute: longer
+    /// than a broker's election.
     #[default(Duration::from_secs(60))]
     #[serde(with = "Lasting::<SECOND_MS, DAY_MS>")]
     pub ready_within: Duration,
@@ -287,7 +347,8 @@ pub(crate) struct Http {
 pub(crate) struct Otel {
     /// URL of a collector that takes OTLP/HTTP. Off: walrelay sends nothing by default.
     pub endpoint: String,
-    /// Headers of each request, as `NAME=VALUE,NAME=VALUE`. None: a collector beside the relay asks for none.
+    /// Headers of each request, as `NAME=VALUE,NAME=VALUE`. None: a collector beside the relay asks
+    /// for none.
     #[serde(serialize_with = "text::no_default")]
     pub headers: Option<Secret>,
     /// `service.name`. `walrelay`: the slot is an attribute of its own.
@@ -309,7 +370,17 @@ pub(crate) struct Log {
 }
 
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Deserialize,
+    Serialize,
+    EnumMessage,
+    IntoStaticStr,
+    VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -371,15 +442,26 @@ impl Key {
     /// The environment variable: the flag's name in capitals, or the key's where there is no flag.
     pub(crate) fn variable(&self) -> String {
         let name = self.flag.unwrap_or(&self.path);
-        format!("WALRELAY_{}", name.replace(['.', '-'], "_").to_ascii_uppercase())
+        format!(
+            "WALRELAY_{}",
+            name.replace(['.', '-'], "_").to_ascii_uppercase()
+        )
     }
 }
 
 pub(crate) fn how_to_set(path: &str) -> String {
-    let Some(key) = KEYS.iter().find(|key| key.path == path) else { return path.to_owned() };
+    let Some(key) = KEYS.iter().find(|key| key.path == path) else {
+        return path.to_owned();
+    };
     let (table, name) = key.parts();
-    let flag = key.flag.map(|flag| format!("--{flag}, ")).unwrap_or_default();
-    format!("{flag}{} or `{name}` in [{table}] of the configuration file", key.variable())
+    let flag = key
+        .flag
+        .map(|flag| format!("--{flag}, "))
+        .unwrap_or_default();
+    format!(
+        "{flag}{} or `{name}` in [{table}] of the configuration file",
+        key.variable()
+    )
 }
 
 /// Every key with one value, in the order of the structs.
@@ -395,14 +477,28 @@ pub(crate) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
 fn collect_keys(table: &str, defaults: yaml_serde::Mapping, keys: &mut Vec<Key>) {
     for (name, value) in defaults {
         let name = name.as_str().unwrap_or_default();
-        let path = if table.is_empty() { name.to_owned() } else { format!("{table}.{name}") };
+        let path = if table.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{table}.{name}")
+        };
         if let yaml_serde::Value::Mapping(defaults) = value {
             collect_keys(&path, defaults, keys);
             continue;
         }
-        let flag = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| *flag);
-        let default = value.as_str().filter(|default| !default.is_empty()).map(str::to_owned);
-        keys.push(Key { path, flag, default });
+        let flag = FLAGS
+            .iter()
+            .find(|(key, _)| *key == path)
+            .map(|(_, flag)| *flag);
+        let default = value
+            .as_str()
+            .filter(|default| !default.is_empty())
+            .map(str::to_owned);
+        keys.push(Key {
+            path,
+            flag,
+            default,
+        });
     }
 }
 
@@ -413,7 +509,9 @@ pub(crate) fn tables() -> Vec<&'static str> {
         if !tables.contains(&table) {
             tables.push(table);
             tables.extend(
-                [HEADERS, ENVELOPE, KAFKA_PROPERTIES].iter().filter(|below| below.starts_with(&format!("{table}."))),
+                [HEADERS, ENVELOPE, KAFKA_PROPERTIES]
+                    .iter()
+                    .filter(|below| below.starts_with(&format!("{table}."))),
             );
         }
     }
@@ -432,7 +530,10 @@ mod tests {
             ("state.store", "WALRELAY_STATE_STORE"),
             ("slot.max_message_bytes", "WALRELAY_SLOT_MAX_MESSAGE_BYTES"),
         ] {
-            assert_eq!(KEYS.iter().find(|key| key.path == path).unwrap().variable(), variable);
+            assert_eq!(
+                KEYS.iter().find(|key| key.path == path).unwrap().variable(),
+                variable
+            );
         }
     }
 
@@ -441,11 +542,22 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for key in KEYS.iter() {
             assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
-            assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
+            assert!(
+                seen.insert(key.variable()),
+                "{} is there twice",
+                key.variable()
+            );
         }
         assert_eq!(seen.len(), 2 * 75);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
-        assert!(FLAGS.iter().map(|(path, _)| *path).chain(ruled).all(|path| seen.contains(path)), "a rule of no key");
+        assert!(
+            FLAGS
+                .iter()
+                .map(|(path, _)| *path)
+                .chain(ruled)
+                .all(|path| seen.contains(path)),
+            "a rule of no key"
+        );
     }
 
     #[test]
@@ -454,14 +566,28 @@ mod tests {
         for key in KEYS.iter() {
             let (_, name) = key.parts();
             let row = manual.lines().find(|line| {
-                line.starts_with(&format!("| `{name}` |")) && line.contains(&format!("`{}`", key.variable()))
+                line.starts_with(&format!("| `{name}` |"))
+                    && line.contains(&format!("`{}`", key.variable()))
             });
-            let row = row.unwrap_or_else(|| panic!("docs/reference/configuration.md has no row for {}", key.path));
+            let row = row.unwrap_or_else(|| {
+                panic!(
+                    "docs/reference/configuration.md has no row for {}",
+                    key.path
+                )
+            });
             if let Some(flag) = key.flag {
-                assert!(row.contains(&format!("`--{flag}`")), "the row of {} lacks its flag", key.path);
+                assert!(
+                    row.contains(&format!("`--{flag}`")),
+                    "the row of {} lacks its flag",
+                    key.path
+                );
             }
             if let Some(default) = &key.default {
-                assert!(row.contains(&format!("`{default}`")), "the row of {} lacks its default", key.path);
+                assert!(
+                    row.contains(&format!("`{default}`")),
+                    "the row of {} lacks its default",
+                    key.path
+                );
             }
         }
     }
@@ -470,8 +596,12 @@ mod tests {
     fn the_manual_names_no_setting_that_does_not_exist() {
         let manual = include_str!("../../docs/reference/configuration.md");
         for line in manual.lines().filter(|line| line.contains("| `WALRELAY_")) {
-            let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' ', '`'])).collect();
-            let is_there = |key: &Key| key.parts().1 == cells[0] && cells.contains(&key.variable().as_str());
+            let cells: Vec<&str> = line
+                .split(" | ")
+                .map(|cell| cell.trim_matches(['|', ' ', '`']))
+                .collect();
+            let is_there =
+                |key: &Key| key.parts().1 == cells[0] && cells.contains(&key.variable().as_str());
             assert!(KEYS.iter().any(is_there), "no setting: {line}");
         }
     }

@@ -1,4 +1,5 @@
-//! The buses: one row each of the table at the end. `sink` has the code of each in a folder of its own.
+//! The buses: one row each of the table at the end. `sink` has the code of each in a folder of its
+//! own.
 
 use serde::{Deserialize, Serialize};
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
@@ -69,8 +70,12 @@ macro_rules! kinds {
 }
 
 /// Of a sink of this process.
-const LOCAL: Capabilities =
-    Capabilities { transactions: false, reads_back: false, keeps_position: false, delivers: false };
+const LOCAL: Capabilities = Capabilities {
+    transactions: false,
+    reads_back: false,
+    keeps_position: false,
+    delivers: false,
+};
 
 const fn local(name: &'static str) -> Bus {
     Bus {
@@ -88,9 +93,11 @@ kinds! {
     Kafka = Bus {
         name: "Kafka",
         address: "kafka.brokers",
-        reach: "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
+        reach: "check that the brokers run, that `brokers` and their advertised.listeners lead \
+                there from here, \
                 and that security.protocol is what they speak",
-        stalled: "see the logs and the disks of the brokers, and whether each partition has a leader: \
+        stalled: "see the logs and the disks of the brokers, and whether each partition has a \
+                  leader: \
                   kafka-topics --bootstrap-server … --describe --unavailable-partitions",
         topics: TopicRule::DEFAULT,
     }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };

@@ -8,7 +8,8 @@ use super::model::{KEYS, tables};
 use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, one_line};
 use walrelay_core::config::outbox::MESSAGE_LSN;
 
-/// Properties whose values are useful and cannot be secrets. Numbers and truth values are always shown.
+/// Properties whose values are useful and cannot be secrets. Numbers and truth values are always
+/// shown.
 const SHOWN_PROPERTIES: &[&str] = &[
     "acks",
     "client.id",
@@ -25,8 +26,8 @@ const SHOWN_PROPERTIES: &[&str] = &[
 
 const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
-/// The effective configuration as a file. The connection string and properties that could be secrets are `***`; a
-/// comment names the server of the connection.
+/// The effective configuration as a file. The connection string and properties that could be
+/// secrets are `***`; a comment names the server of the connection.
 pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
     let mut text = format!(
         "# Database: {}\n# Publication: {:?}\n# Position stored under: {:?}\n",
@@ -34,7 +35,8 @@ pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
         config.source.publication,
         config.state.key
     );
-    let is_of_outbox = |table: &str| OF_OUTBOX.contains(&table.split('.').next().unwrap_or_default());
+    let is_of_outbox =
+        |table: &str| OF_OUTBOX.contains(&table.split('.').next().unwrap_or_default());
     for table in tables() {
         if settings.outboxes.is_empty() || !is_of_outbox(table) {
             write_table(&mut text, &settings.base, table, &format!("[{table}]"));
@@ -55,10 +57,23 @@ pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
     }
     for (name, given) in &settings.properties {
         let value = given.text.expose();
-        let plain =
-            SHOWN_PROPERTIES.contains(&name.as_str()) || value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
-        let value = if plain && !is_secret_property(name) { value } else { "***" };
-        line(&mut text, format_args!("{} = {}  # {}", one_line(name), one_line(value), given.origin));
+        let plain = SHOWN_PROPERTIES.contains(&name.as_str())
+            || value.parse::<f64>().is_ok()
+            || value.parse::<bool>().is_ok();
+        let value = if plain && !is_secret_property(name) {
+            value
+        } else {
+            "***"
+        };
+        line(
+            &mut text,
+            format_args!(
+                "{} = {}  # {}",
+                one_line(name),
+                one_line(value),
+                given.origin
+            ),
+        );
     }
     text
 }
@@ -76,7 +91,14 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     line(text, format_args!("\n{heading}"));
     for (name, template) in named.into_iter().flatten() {
         let origin = layer.origin(&format!("{table}.{name}"));
-        line(text, format_args!("{} = {}  # {origin}", one_line(name), one_line(template.source())));
+        line(
+            text,
+            format_args!(
+                "{} = {}  # {origin}",
+                one_line(name),
+                one_line(template.source())
+            ),
+        );
     }
     let of_messages = layer.get("outbox.message_prefix").is_some();
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
@@ -86,13 +108,28 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
                 line(text, format_args!("{name} = \"***\"  # {}", given.origin));
             }
             (_, Some(given), _) => {
-                line(text, format_args!("{name} = {}  # {}", one_line(given.text.expose()), given.origin));
+                line(
+                    text,
+                    format_args!(
+                        "{name} = {}  # {}",
+                        one_line(given.text.expose()),
+                        given.origin
+                    ),
+                );
             }
-            ("outbox.table", None, _) if of_messages => line(text, format_args!("# {name}: messages are events")),
+            ("outbox.table", None, _) if of_messages => {
+                line(text, format_args!("# {name}: messages are events"))
+            }
             ("outbox.columns.id", None, _) if of_messages => {
-                line(text, format_args!("{name} = {}  # default", one_line(MESSAGE_LSN)));
+                line(
+                    text,
+                    format_args!("{name} = {}  # default", one_line(MESSAGE_LSN)),
+                );
             }
-            (_, None, Some(default)) => line(text, format_args!("{name} = {}  # default", one_line(default))),
+            (_, None, Some(default)) => line(
+                text,
+                format_args!("{name} = {}  # default", one_line(default)),
+            ),
             (path, None, None) => line(text, format_args!("# {name}: {}", unset(path))),
         }
     }
@@ -136,17 +173,25 @@ mod tests {
 
     #[test]
     fn the_effective_configuration_parses_to_the_same_settings_except_secrets() {
-        let typed = "database.url = 'postgres://u:canary@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
-                     [kafka.properties]\n'sasl.password' = 'canary'\n'linger.ms' = 5\n'ssl.key.pem' = '12345'";
+        let typed = "database.url = 'postgres://u:canary@h/d'\nslot.name = 'orders'\nkafka.brokers \
+                     = 'b:9092'\n\
+                     [kafka.properties]\n'sasl.password' = 'canary'\n'linger.ms' = \
+                     5\n'ssl.key.pem' = '12345'";
         let first = Settings::of(typed).unwrap();
         let text = effective(&first, &first.config(false).unwrap());
-        assert!(!text.contains("canary") && !text.contains("12345"), "{text}");
+        assert!(
+            !text.contains("canary") && !text.contains("12345"),
+            "{text}"
+        );
         assert!(text.contains("\"linger.ms\" = \"5\"  # w.toml:6"), "{text}");
         assert!(text.contains("timeout = \"30s\"  # default"), "{text}");
         let again = Settings::of(&text).unwrap();
         for key in KEYS.iter().filter(|key| key.path != "database.url") {
             let text_of = |settings: &Settings| {
-                settings.get(&key.path).map(|given| given.text.expose().to_owned()).or_else(|| key.default.clone())
+                settings
+                    .get(&key.path)
+                    .map(|given| given.text.expose().to_owned())
+                    .or_else(|| key.default.clone())
             };
             assert_eq!(text_of(&first), text_of(&again), "{}", key.path);
         }
@@ -154,13 +199,18 @@ mod tests {
 
     #[test]
     fn an_effective_configuration_of_two_outboxes_parses_to_the_same_outboxes() {
-        let typed = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
+        let typed = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = \
+                     'b:9092'\n\
                      [[outbox]]\ntable = 'one'\n[outbox.route.headers]\na = '{a}'\n\
                      [[outbox]]\nmessage_prefix = 'two'\n[outbox.format.envelope]\nx = '{x}'";
         let first = Settings::of(typed).unwrap();
         let text = effective(&first, &first.config(false).unwrap());
         let again = Settings::of(&text).unwrap();
-        assert_eq!(format!("{:?}", again.outboxes().unwrap()), format!("{:?}", first.outboxes().unwrap()), "{text}");
+        assert_eq!(
+            format!("{:?}", again.outboxes().unwrap()),
+            format!("{:?}", first.outboxes().unwrap()),
+            "{text}"
+        );
     }
 
     #[test]
@@ -168,7 +218,9 @@ mod tests {
         let odd = "a \"b\" \\ c\nd\te\u{7f}\u{1} ü ''' \"\"\"";
         let mut draft = Draft::default();
         assert!(
-            draft.named(HEADERS, odd, odd) && draft.named(HEADERS, "x.y", "{a}") && !draft.named(HEADERS, odd, "again")
+            draft.named(HEADERS, odd, odd)
+                && draft.named(HEADERS, "x.y", "{a}")
+                && !draft.named(HEADERS, odd, "again")
         );
         draft.set("otel.service_name", odd);
         draft.note("kafka.brokers", "brokers = …\nlinger = 1");
@@ -183,7 +235,10 @@ mod tests {
             .map(|(name, template)| (name.as_str(), template.source()))
             .collect();
         assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
-        assert_eq!(settings.get("otel.service_name").unwrap().text.expose(), odd);
+        assert_eq!(
+            settings.get("otel.service_name").unwrap().text.expose(),
+            odd
+        );
         assert_eq!(settings.properties["linger.ms"].text.expose(), "5");
     }
 }

@@ -1,4 +1,5 @@
-//! A private Postgres: its own directory, its own port, gone when it is dropped. Its start and its stop block.
+//! A private Postgres: its own directory, its own port, gone when it is dropped. Its start and its
+//! stop block.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -40,8 +41,9 @@ const RESTART_ATTEMPTS: u32 = 400;
 /// Socket paths are cut here on the least of the systems.
 const SOCKET_DIR_BYTES_MAX: usize = 80;
 
-/// The head of `postgresql.conf`: ready for logical replication, fast, not durable across power loss. Dynamic shared memory
-/// is in files of the data directory, so that not even a crash leaves any behind.
+/// The head of `postgresql.conf`: ready for logical replication, fast, not durable across power
+/// loss. Dynamic shared memory is in files of the data directory, so that not even a crash leaves
+/// any behind.
 const CONFIGURATION: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_permissions = 0700
@@ -61,15 +63,16 @@ log_timezone = UTC
 pub struct Settings {
     /// Directory of `postgres` and `initdb`; searched for where `None`.
     pub bin: Option<PathBuf>,
-    /// An existing directory for data, log and socket, which stays. Where `None`, a temporary one, which is removed.
+    /// An existing directory for data, log and socket, which stays. Where `None`, a temporary one,
+    /// which is removed.
     pub dir: Option<PathBuf>,
     /// Further lines of `postgresql.conf`, which win over those that every private server has.
     pub configuration: String,
 }
 
-/// A Postgres of our own, which only this user can reach: its directory is closed to others, and every connection has to
-/// know a random password. Dropping it stops it and removes its temporary directory, and so does the end of this process,
-/// however it ends.
+/// A Postgres of our own, which only this user can reach: its directory is closed to others, and
+/// every connection has to know a random password. Dropping it stops it and removes its temporary
+/// directory, and so does the end of this process, however it ends.
 #[derive(Debug)]
 pub struct PrivatePostgres {
     binaries: Binaries,
@@ -88,8 +91,8 @@ impl PrivatePostgres {
     /// Makes a cluster, starts it on a free port and waits until it takes connections.
     ///
     /// # Errors
-    /// [`Kind::Prerequisite`] or [`Kind::Config`] where Postgres is not to be had or does not start; the end of its
-    /// log is in the cause.
+    /// [`Kind::Prerequisite`] or [`Kind::Config`] where Postgres is not to be had or does not
+    /// start; the end of its log is in the cause.
     pub fn start(settings: Settings) -> Result<Self> {
         let mut server = Self::new(settings)?;
         server.initdb()?;
@@ -104,12 +107,23 @@ impl PrivatePostgres {
         let user = OsUser::instead_of_root()?;
         let made = || {
             let closed = fs::Permissions::from_mode(0o700);
-            tempfile::Builder::new().prefix("walrelay-").permissions(closed).tempdir_in(temporary_root(user))
+            tempfile::Builder::new()
+                .prefix("walrelay-")
+                .permissions(closed)
+                .tempdir_in(temporary_root(user))
         };
-        let temporary = settings.dir.is_none().then(made).transpose().map_err(unusable)?;
+        let temporary = settings
+            .dir
+            .is_none()
+            .then(made)
+            .transpose()
+            .map_err(unusable)?;
         let guardian = Guardian::start(temporary.as_ref().map(TempDir::path)).map_err(unusable)?;
         let password = random_password().map_err(unusable)?;
-        let dir = settings.dir.or(temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
+        let dir = settings
+            .dir
+            .or(temporary.as_ref().map(|dir| dir.path().to_owned()))
+            .unwrap_or_default();
         let server = PrivatePostgres {
             binaries,
             configuration: settings.configuration,
@@ -128,10 +142,20 @@ impl PrivatePostgres {
     /// Makes a cluster in the data directory, with its configuration.
     pub fn initdb(&self) -> Result<()> {
         let mut initdb = self.command("initdb");
-        initdb.arg("-D").arg(self.data_dir()).args(["-U", USER, "-E", "UTF8", "--no-locale", "--no-sync"]);
+        initdb.arg("-D").arg(self.data_dir()).args([
+            "-U",
+            USER,
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "--no-sync",
+        ]);
         let password = self.dir.join("password");
         self.write_new(&password, &self.password)?;
-        let status = initdb.args(["--auth=scram-sha-256", "--pwfile"]).arg(&password).status();
+        let status = initdb
+            .args(["--auth=scram-sha-256", "--pwfile"])
+            .arg(&password)
+            .status();
         fs::remove_file(&password).map_err(unusable)?;
         let status = status.map_err(unusable)?;
         if !status.success() {
@@ -143,31 +167,49 @@ impl PrivatePostgres {
 
     /// Writes a file that only the user of the server can read, and that was not there.
     fn write_new(&self, path: &Path, text: &str) -> Result<()> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(unusable)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(unusable)?;
         self.give(path)
     }
 
     /// Appends lines to `postgresql.conf`.
     pub fn configure(&self, lines: &str) -> Result<()> {
         let path = self.data_dir().join("postgresql.conf");
-        let file = OpenOptions::new().append(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path);
-        file.and_then(|mut file| file.write_all(lines.as_bytes())).map_err(unusable)
+        let file = OpenOptions::new()
+            .append(true)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(path);
+        file.and_then(|mut file| file.write_all(lines.as_bytes()))
+            .map_err(unusable)
     }
 
     /// Gives a file to the user that runs the server.
     pub fn give(&self, path: &Path) -> Result<()> {
-        self.user.map_or(Ok(()), |user| user.own(path)).map_err(unusable)
+        self.user
+            .map_or(Ok(()), |user| user.own(path))
+            .map_err(unusable)
     }
 
     /// Starts the server on the data it has, and waits until it takes connections.
     pub fn launch(&mut self) -> Result<()> {
         if self.child.is_some() {
-            return Err(Error::new(Kind::Prerequisite, "the private Postgres already runs"));
+            return Err(Error::new(
+                Kind::Prerequisite,
+                "the private Postgres already runs",
+            ));
         }
         let is_first = self.port == 0;
         let deadline = Instant::now() + START_TIMEOUT;
-        for _ in 0..if is_first { FIRST_START_ATTEMPTS } else { RESTART_ATTEMPTS } {
+        for _ in 0..if is_first {
+            FIRST_START_ATTEMPTS
+        } else {
+            RESTART_ATTEMPTS
+        } {
             if is_first {
                 self.port = free_port().map_err(unusable)?;
             }
@@ -211,7 +253,10 @@ impl PrivatePostgres {
     /// A connection string over TCP, in libpq's form of keywords and values, with the password.
     pub fn conninfo(&self) -> String {
         let PrivatePostgres { port, password, .. } = self;
-        format!("host=127.0.0.1 port={port} user={USER} dbname={USER} password={password} sslmode=disable")
+        format!(
+            "host=127.0.0.1 port={port} user={USER} dbname={USER} password={password} \
+             sslmode=disable"
+        )
     }
 
     /// The same for `tokio_postgres`.
@@ -220,13 +265,14 @@ impl PrivatePostgres {
         config.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))
     }
 
-    /// An SQL session as superuser; its connection runs on a task of its own and ends with the client.
+    /// An SQL session as superuser; its connection runs on a task of its own and ends with the
+    /// client.
     pub async fn connect(&self) -> Result<Client> {
         connect(&self.client_config()?).await
     }
 
-    /// Shuts the server down with `SIGINT`, and waits at most `timeout`: Postgres ends sessions, waits until walsenders are
-    /// confirmed everything, and checkpoints.
+    /// Shuts the server down with `SIGINT`, and waits at most `timeout`: Postgres ends sessions,
+    /// waits until walsenders are confirmed everything, and checkpoints.
     pub fn stop_fast(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let child = self.child.as_ref().ok_or_else(not_running)?;
         send_signal(child.id(), "INT").map_err(unusable)?;
@@ -243,18 +289,26 @@ impl PrivatePostgres {
         }
     }
 
-    /// Kills the postmaster with `SIGKILL`: a crash. Its other processes end by themselves a little later.
+    /// Kills the postmaster with `SIGKILL`: a crash. Its other processes end by themselves a little
+    /// later.
     pub fn kill(&mut self) -> Result<()> {
-        let Some(mut child) = self.child.take() else { return Ok(()) };
+        let Some(mut child) = self.child.take() else {
+            return Ok(());
+        };
         child.kill().and_then(|()| child.wait()).map_err(unusable)?;
         self.guardian.release(child.id()).map_err(unusable)
     }
 
-    /// One of the programs, as the right user, writing to the log, out of reach of the terminal's Ctrl-C.
+    /// One of the programs, as the right user, writing to the log, out of reach of the terminal's
+    /// Ctrl-C.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.binaries.dir.join(program));
-        command.current_dir(&self.dir).process_group(0).stdin(Stdio::null());
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
+        command
+            .current_dir(&self.dir)
+            .process_group(0)
+            .stdin(Stdio::null());
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG"))
+        {
             command.env_remove(name);
         }
         command.env("LC_ALL", "C");
@@ -271,8 +325,14 @@ impl PrivatePostgres {
     fn server_command(&self) -> Command {
         let socket_dir = self.socket_dir().unwrap_or(Path::new("")).display();
         let mut postgres = self.command("postgres");
-        postgres.arg("-D").arg(self.data_dir()).arg("-c").arg(format!("port={}", self.port));
-        postgres.arg("-c").arg(format!("unix_socket_directories={socket_dir}"));
+        postgres
+            .arg("-D")
+            .arg(self.data_dir())
+            .arg("-c")
+            .arg(format!("port={}", self.port));
+        postgres
+            .arg("-c")
+            .arg(format!("unix_socket_directories={socket_dir}"));
         postgres
     }
 
@@ -283,7 +343,11 @@ impl PrivatePostgres {
     fn log_files(&self) -> io::Result<(File, File)> {
         // The directory is of the server's user, who must not have root write to another file.
         let mut options = OpenOptions::new();
-        options.create(true).append(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        options
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let file = options.open(self.log_path())?;
         Ok((file.try_clone()?, file))
     }
@@ -304,13 +368,17 @@ impl PrivatePostgres {
 
     /// Whether the running process, and not one before it, has written that it takes connections.
     fn is_ready(&self) -> bool {
-        let Some(child) = &self.child else { return false };
+        let Some(child) = &self.child else {
+            return false;
+        };
         let lock = self.lock_file();
         let mut lines = lock.lines();
-        lines.next() == Some(&child.id().to_string()) && lines.nth(6).is_some_and(|status| status.trim() == "ready")
+        lines.next() == Some(&child.id().to_string())
+            && lines.nth(6).is_some_and(|status| status.trim() == "ready")
     }
 
-    /// `postmaster.pid`, of which the first line is the process id, the seventh the shared memory, the eighth the status.
+    /// `postmaster.pid`, of which the first line is the process id, the seventh the shared memory,
+    /// the eighth the status.
     fn lock_file(&self) -> String {
         fs::read_to_string(self.data_dir().join("postmaster.pid")).unwrap_or_default()
     }
@@ -328,23 +396,44 @@ impl PrivatePostgres {
 
     fn failure(&self, what: &str) -> Error {
         let log = fs::read_to_string(self.log_path()).unwrap_or_default();
-        let mut lines: Vec<&str> = log.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
+        let mut lines: Vec<&str> = log
+            .lines()
+            .rev()
+            .filter(|line| !line.trim().is_empty())
+            .take(3)
+            .collect();
         lines.reverse();
         let programs = self.binaries.dir.display();
-        Error::new(Kind::Prerequisite, format!("{what}; the end of its log: {:?}", lines.join(" | ")))
-            .remedy(format!("see whether the Postgres in {programs} works, or name another with --postgres-bin"))
+        Error::new(
+            Kind::Prerequisite,
+            format!("{what}; the end of its log: {:?}", lines.join(" | ")),
+        )
+        .remedy(format!(
+            "see whether the Postgres in {programs} works, or name another with --postgres-bin"
+        ))
     }
 
-    /// A killed postmaster leaves one small System V segment, which only its own restart or we can take away.
+    /// A killed postmaster leaves one small System V segment, which only its own restart or we can
+    /// take away.
     fn remove_shared_memory(&self) {
         let lock = self.lock_file();
-        let id = lock.lines().nth(6).and_then(|line| line.split_whitespace().nth(1));
+        let id = lock
+            .lines()
+            .nth(6)
+            .and_then(|line| line.split_whitespace().nth(1));
         if let Some(id) = id {
             let mut ipcrm = Command::new("ipcrm");
             if let Some(user) = self.user {
                 user.run(&mut ipcrm);
             }
-            drop(ipcrm.args(["-m", id]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status());
+            drop(
+                ipcrm
+                    .args(["-m", id])
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null())
+                    .status(),
+            );
         }
     }
 }
@@ -369,7 +458,8 @@ impl Drop for PrivatePostgres {
 /// An SQL session; its connection runs on a task of its own and ends with the client.
 pub(super) async fn connect(config: &tokio_postgres::Config) -> Result<Client> {
     let connected = config.connect(NoTls).await;
-    let (client, connection) = connected.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))?;
+    let (client, connection) =
+        connected.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))?;
     tokio::spawn(async move {
         // Whoever uses the client gets the same error.
         drop(connection.await);
@@ -382,7 +472,10 @@ fn not_running() -> Error {
 }
 
 fn unusable(error: io::Error) -> Error {
-    Error::new(Kind::Prerequisite, format!("the private Postgres cannot be run: {error}"))
+    Error::new(
+        Kind::Prerequisite,
+        format!("the private Postgres cannot be run: {error}"),
+    )
 }
 
 /// The oldest major version whose logical decoding the relay is written for.
@@ -411,7 +504,8 @@ struct Binaries {
 }
 
 impl Binaries {
-    /// Finds them: `asked`, [`BIN_VARIABLE`], `PATH`, then the usual places with the highest version first.
+    /// Finds them: `asked`, [`BIN_VARIABLE`], `PATH`, then the usual places with the highest
+    /// version first.
     fn find(asked: Option<&Path>) -> Result<Self> {
         if let Some(dir) = asked {
             return Self::named(dir, "--postgres-bin");
@@ -423,10 +517,14 @@ impl Binaries {
         if let Some(found) = env::split_paths(&on_path).find_map(|dir| Self::at(&dir)) {
             return Ok(found);
         }
-        let newest = usual_places().into_iter().filter_map(|dir| Self::at(&dir)).max_by_key(|found| found.major);
+        let newest = usual_places()
+            .into_iter()
+            .filter_map(|dir| Self::at(&dir))
+            .max_by_key(|found| found.major);
         newest.ok_or_else(|| {
             Error::new(Kind::Prerequisite, "no Postgres is installed").remedy(
-                "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; macOS: brew install \
+                "install a Postgres server, version 14 or later (Debian: apt-get install \
+                 postgresql; macOS: brew install \
                  postgresql), or name its programs with --postgres-bin",
             )
         })
@@ -438,7 +536,8 @@ impl Binaries {
                 "{by} names {}, which has no postgres and initdb of version {MAJOR_MIN} or later",
                 dir.display()
             );
-            Error::new(Kind::Config, what).remedy("name the directory that holds the programs postgres and initdb")
+            Error::new(Kind::Config, what)
+                .remedy("name the directory that holds the programs postgres and initdb")
         })
     }
 
@@ -447,10 +546,18 @@ impl Binaries {
         if !dir.join("initdb").is_file() {
             return None;
         }
-        let output = Command::new(dir.join("postgres")).arg("--version").stdin(Stdio::null()).output().ok()?;
+        let output = Command::new(dir.join("postgres"))
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .ok()?;
         let major = major_of(&String::from_utf8_lossy(&output.stdout))?;
-        // The real directory: a shim would start its own wrapper where the server's process id is wanted.
-        let dir = fs::canonicalize(dir.join("postgres")).ok()?.parent()?.to_owned();
+        // The real directory: a shim would start its own wrapper where the server's process id is
+        // wanted.
+        let dir = fs::canonicalize(dir.join("postgres"))
+            .ok()?
+            .parent()?
+            .to_owned();
         (major >= MAJOR_MIN && dir.join("initdb").is_file()).then_some(Binaries { dir, major })
     }
 }
@@ -465,12 +572,15 @@ fn major_of(version_line: &str) -> Option<u32> {
 fn usual_places() -> Vec<PathBuf> {
     let asdf = env::var_os("HOME").map(|home| Path::new(&home).join(".asdf/installs/postgres"));
     let roots = ROOTS.iter().map(PathBuf::from).chain(asdf);
-    let entries = roots.filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+    let entries = roots
+        .filter_map(|root| fs::read_dir(root).ok())
+        .flatten()
+        .flatten();
     entries.map(|entry| entry.path().join("bin")).collect()
 }
 
-/// A loopback port nobody listens on, below the range the kernel hands out to connecting sockets. A client could take
-/// a port of that range while its server restarts.
+/// A loopback port nobody listens on, below the range the kernel hands out to connecting sockets. A
+/// client could take a port of that range while its server restarts.
 pub fn free_port() -> io::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 14_000;
@@ -505,13 +615,19 @@ impl OsUser {
     /// [`Kind::Prerequisite`] where we are root and there is nobody else.
     pub fn instead_of_root() -> Result<Option<OsUser>> {
         // A file we make is ours.
-        if !tempfile::tempfile().and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.uid() == 0) {
+        if !tempfile::tempfile()
+            .and_then(|file| file.metadata())
+            .is_ok_and(|metadata| metadata.uid() == 0)
+        {
             return Ok(None);
         }
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let found = ["postgres", "nobody"].into_iter().find_map(|name| in_passwd(&users, name));
+        let found = ["postgres", "nobody"]
+            .into_iter()
+            .find_map(|name| in_passwd(&users, name));
         found.map(Some).ok_or_else(|| {
-            let what = "Postgres does not run as root, and there is neither a user postgres nor nobody";
+            let what =
+                "Postgres does not run as root, and there is neither a user postgres nor nobody";
             Error::new(Kind::Prerequisite, what).remedy("run this as another user")
         })
     }
@@ -533,14 +649,17 @@ fn in_passwd(users: &str, name: &str) -> Option<OsUser> {
         if fields.next() != Some(name) {
             return None;
         }
-        let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+        let uid = fields.nth(1)?.parse().ok()?;
+        let gid = fields.next()?.parse().ok()?;
         (uid != 0).then_some(OsUser { uid, gid })
     })
 }
 
 /// Whether everybody may pass through `dir` and all above it.
 fn is_open_to_all(dir: &Path) -> bool {
-    dir.ancestors().all(|dir| fs::metadata(dir).is_ok_and(|metadata| metadata.permissions().mode() & 0o001 != 0))
+    dir.ancestors().all(|dir| {
+        fs::metadata(dir).is_ok_and(|metadata| metadata.permissions().mode() & 0o001 != 0)
+    })
 }
 
 fn temporary_root(user: Option<OsUser>) -> PathBuf {
@@ -548,7 +667,10 @@ fn temporary_root(user: Option<OsUser>) -> PathBuf {
     let candidates = [usual.clone(), "/tmp".into(), "/var/tmp".into()];
     match user {
         None => usual,
-        Some(_) => candidates.into_iter().find(|dir| is_open_to_all(dir)).unwrap_or(usual),
+        Some(_) => candidates
+            .into_iter()
+            .find(|dir| is_open_to_all(dir))
+            .unwrap_or(usual),
     }
 }
 
@@ -558,7 +680,11 @@ mod tests {
 
     async fn count(server: &PrivatePostgres) -> i64 {
         let client = server.connect().await.unwrap();
-        client.query_one("select count(*) from kept", &[]).await.unwrap().get(0)
+        client
+            .query_one("select count(*) from kept", &[])
+            .await
+            .unwrap()
+            .get(0)
     }
 
     fn is_alive(pid: u32) -> bool {
@@ -568,12 +694,28 @@ mod tests {
     #[tokio::test]
     async fn it_crashes_and_comes_back_on_the_same_port_with_its_data_and_leaves_nothing() {
         let configuration = "work_mem = 5MB".to_owned();
-        let mut server = PrivatePostgres::start(Settings { configuration, ..Settings::default() }).unwrap();
-        let (port, dir) = (server.port(), server.dir.clone());
+        let mut server = PrivatePostgres::start(Settings {
+            configuration,
+            ..Settings::default()
+        })
+        .unwrap();
+        let port = server.port();
+        let dir = server.dir.clone();
         let client = server.connect().await.unwrap();
-        client.batch_execute("create table kept (id int); insert into kept values (1)").await.unwrap();
-        for (name, value) in [("wal_level", "logical"), ("work_mem", "5MB"), ("listen_addresses", "127.0.0.1")] {
-            let shown: String = client.query_one(&format!("show {name}"), &[]).await.unwrap().get(0);
+        client
+            .batch_execute("create table kept (id int); insert into kept values (1)")
+            .await
+            .unwrap();
+        for (name, value) in [
+            ("wal_level", "logical"),
+            ("work_mem", "5MB"),
+            ("listen_addresses", "127.0.0.1"),
+        ] {
+            let shown: String = client
+                .query_one(&format!("show {name}"), &[])
+                .await
+                .unwrap()
+                .get(0);
             assert_eq!(shown, value, "{name}");
         }
 
@@ -582,7 +724,10 @@ mod tests {
         server.launch().unwrap();
         assert_eq!((server.port(), count(&server).await), (port, 1));
 
-        let socket = server.socket_dir().unwrap().join(format!(".s.PGSQL.{port}"));
+        let socket = server
+            .socket_dir()
+            .unwrap()
+            .join(format!(".s.PGSQL.{port}"));
         assert!(socket.exists(), "no unix socket at {socket:?}");
         let pid = server.child.as_ref().unwrap().id();
         assert!(is_alive(pid));
@@ -603,7 +748,10 @@ mod tests {
         }
         assert!(!server.dir.join("password").exists());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o077;
-        let socket = server.socket_dir().unwrap().join(format!(".s.PGSQL.{}", server.port()));
+        let socket = server
+            .socket_dir()
+            .unwrap()
+            .join(format!(".s.PGSQL.{}", server.port()));
         for path in [&server.dir, &server.data_dir(), &server.log_path(), &socket] {
             assert_eq!(mode(path), 0, "{path:?}");
         }
@@ -623,7 +771,11 @@ mod tests {
     #[test]
     fn a_setting_the_server_refuses_is_reported_with_the_end_of_its_log() {
         let configuration = "wal_level = sideways".to_owned();
-        let error = PrivatePostgres::start(Settings { configuration, ..Settings::default() }).unwrap_err();
+        let error = PrivatePostgres::start(Settings {
+            configuration,
+            ..Settings::default()
+        })
+        .unwrap_err();
         assert_eq!(error.kind(), Kind::Prerequisite);
         assert!(error.cause().contains("wal_level"), "{error}");
     }
@@ -631,7 +783,10 @@ mod tests {
     #[test]
     fn a_user_is_found_by_its_whole_name_and_never_root() {
         let users = "root:x:0:0:root:/root:/bin/sh\npostgres-old:x:1:1::/:\npostgres:x:101:104::/var/lib:/bin/sh\ntoor:x:0:0::/:\n";
-        assert_eq!(in_passwd(users, "postgres"), Some(OsUser { uid: 101, gid: 104 }));
+        assert_eq!(
+            in_passwd(users, "postgres"),
+            Some(OsUser { uid: 101, gid: 104 })
+        );
         assert_eq!(in_passwd(users, "nobody"), None);
         assert_eq!(in_passwd(users, "toor"), None);
     }
@@ -649,10 +804,18 @@ mod tests {
 
     #[test]
     fn the_major_version_is_read_from_what_postgres_prints() {
-        assert_eq!(major_of("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n"), Some(15));
+        assert_eq!(
+            major_of("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n"),
+            Some(15)
+        );
         assert_eq!(major_of("postgres (PostgreSQL) 18beta1\n"), Some(18));
         assert_eq!(major_of("postgres (PostgreSQL) 9.6.24"), Some(9));
-        for bad in ["", "postgres", "postgres (PostgreSQL)", "postgres (PostgreSQL) x"] {
+        for bad in [
+            "",
+            "postgres",
+            "postgres (PostgreSQL)",
+            "postgres (PostgreSQL) x",
+        ] {
             assert_eq!(major_of(bad), None, "{bad:?}");
         }
     }

@@ -1,7 +1,9 @@
 //! Processes that this one starts: their guardian, signals, and memory.
 //!
-//! The guardian is a shell that outlives this process, to stop what this process started and to remove its directory. The shell reads process ids from a pipe. The kernel closes our end of the pipe however we end, also after `kill -9`.
-//! `PR_SET_PDEATHSIG` would not do: that signal is sent when the *thread* that started a child ends.
+//! The guardian is a shell that outlives this process, to stop what this process started and to
+//! remove its directory. The shell reads process ids from a pipe. The kernel closes our end of the
+//! pipe however we end, also after `kill -9`. `PR_SET_PDEATHSIG` would not do: that signal is sent
+//! when the *thread* that started a child ends.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -9,8 +11,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// `QUIT` lets Postgres give its shared memory back. All processes together have five seconds until they are killed.
-/// A server with a guardian of its own may still write into the directory, so its removal is tried for five seconds too.
+/// `QUIT` lets Postgres give its shared memory back. All processes together have five seconds until
+/// they are killed. A server with a guardian of its own may still write into the directory, so its
+/// removal is tried for five seconds too.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 pids=
@@ -41,14 +44,20 @@ pub struct Guardian {
 }
 
 impl Guardian {
-    /// Starts the shell. When this value is dropped or this process ends, the shell stops the processes and removes
-    /// `directory`, where one is given.
+    /// Starts the shell. When this value is dropped or this process ends, the shell stops the
+    /// processes and removes `directory`, where one is given.
     pub fn start(directory: Option<&Path>) -> io::Result<Self> {
         let mut command = Command::new("sh");
-        command.args(["-c", SCRIPT, "walrelay-guardian"]).args(directory);
+        command
+            .args(["-c", SCRIPT, "walrelay-guardian"])
+            .args(directory);
         // A process group of its own: the signals of a terminal do not reach the shell.
         command.current_dir("/").process_group(0);
-        let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut shell = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
         let pipe = shell.stdin.take();
         Ok(Guardian { shell, pipe })
     }
@@ -58,7 +67,8 @@ impl Guardian {
         self.tell("watch", pid)
     }
 
-    /// Forgets the process, which has ended and been waited for: its id may belong to another process from now on.
+    /// Forgets the process, which has ended and been waited for: its id may belong to another
+    /// process from now on.
     pub fn release(&mut self, pid: u32) -> io::Result<()> {
         self.tell("release", pid)
     }
@@ -81,16 +91,33 @@ impl Drop for Guardian {
 /// Sends a signal by its name, such as `INT`: the standard library can only kill.
 pub fn send_signal(pid: u32, signal: &str) -> io::Result<()> {
     let mut command = Command::new("sh");
-    command.args(["-c", r#"kill -s "$1" "$2""#, "kill", signal]).arg(pid.to_string());
-    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other(format!("SIG{signal} could not be sent to {pid}"))) }
+    command
+        .args(["-c", r#"kill -s "$1" "$2""#, "kill", signal])
+        .arg(pid.to_string());
+    let status = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
+            "SIG{signal} could not be sent to {pid}"
+        )))
+    }
 }
 
-/// A size that the kernel tells in `/proc/PID/status`, such as `VmHWM:` (the peak of resident memory), in bytes.
+/// A size that the kernel tells in `/proc/PID/status`, such as `VmHWM:` (the peak of resident
+/// memory), in bytes.
 pub fn memory_bytes(pid: u32, field: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    line.split_whitespace()
+        .next()?
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -115,7 +142,10 @@ mod tests {
         assert!(matches!(status.signal(), Some(3 | 9)), "{status}");
         drop(guardian);
         assert!(!dir.path().exists());
-        assert!(spared.try_wait().unwrap().is_none(), "it stopped a process that was released");
+        assert!(
+            spared.try_wait().unwrap().is_none(),
+            "it stopped a process that was released"
+        );
         spared.kill().unwrap();
         spared.wait().unwrap();
     }

@@ -1,6 +1,7 @@
-//! Checks that every committed event arrived: once, whole, in order and in its place. Pure, and strict: doubt counts
-//! against the run. The caller stops the writers and reads the topics to their ends first: events that are committed
-//! between the two readings look lost, or like phantoms. [`Report`] has the outcome of a demo, as a table or as JSON.
+//! Checks that every committed event arrived: once, whole, in order and in its place. Pure, and
+//! strict: doubt counts against the run. The caller stops the writers and reads the topics to their
+//! ends first: events that are committed between the two readings look lost, or like phantoms.
+//! [`Report`] has the outcome of a demo, as a table or as JSON.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -24,7 +25,8 @@ pub struct Committed {
     pub version: i64,
     /// [`fingerprint`] of the payload.
     pub payload: u64,
-    /// Commit time by the server's clock, microseconds since the Unix epoch, where the server keeps it.
+    /// Commit time by the server's clock, microseconds since the Unix epoch, where the server keeps
+    /// it.
     pub committed_at_us: Option<i64>,
 }
 
@@ -54,8 +56,8 @@ pub struct Topics {
     pub records: Vec<Delivered>,
     /// Number of partitions by topic.
     pub partitions: BTreeMap<Arc<str>, i32>,
-    /// Offset behind the last record, by topic and partition, where records begin at 0. A hole below it is a record
-    /// nobody saw, and the run cannot be judged.
+    /// Offset behind the last record, by topic and partition, where records begin at 0. A hole
+    /// below it is a record nobody saw, and the run cannot be judged.
     pub ends: BTreeMap<(Arc<str>, i32), i64>,
 }
 
@@ -66,7 +68,8 @@ pub fn fingerprint(payload: Option<&[u8]>) -> u64 {
     hasher.finish()
 }
 
-/// The defects, without payloads. A run without faults has none; one with faults may have duplicates.
+/// The defects, without payloads. A run without faults has none; one with faults may have
+/// duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Committed, never delivered: the id, and in brackets which event it is.
@@ -75,7 +78,8 @@ pub struct Findings {
     /// Records beyond the first of an event.
     #[serde(rename = "duplicated")]
     pub duplicates: usize,
-    /// First deliveries behind a later version of the same aggregate: the id of that one, and of the event.
+    /// First deliveries behind a later version of the same aggregate: the id of that one, and of
+    /// the event.
     #[serde(serialize_with = "count")]
     pub out_of_order: Vec<(String, String)>,
     /// Delivered, never committed: the id, empty for none.
@@ -94,7 +98,10 @@ pub struct Findings {
 impl Findings {
     /// Whether there is no defect, duplicates aside.
     pub(crate) fn is_sound(&self) -> bool {
-        Findings { duplicates: 0, ..self.clone() } == Findings::default()
+        Findings {
+            duplicates: 0,
+            ..self.clone()
+        } == Findings::default()
     }
 
     /// For tests.
@@ -109,14 +116,27 @@ impl Findings {
     /// The first of each kind, in words.
     pub fn examples(&self, of_each: usize) -> Vec<String> {
         let some = |what: &'static str, ids: &[String]| {
-            ids.iter().take(of_each).map(|id| format!("{what}: event {id}")).collect::<Vec<_>>()
+            ids.iter()
+                .take(of_each)
+                .map(|id| format!("{what}: event {id}"))
+                .collect::<Vec<_>>()
         };
         let disorder = self.out_of_order.iter().take(of_each);
-        let disorder = disorder.map(|(later, event)| format!("out of order: event {event} came behind {later}"));
-        let kinds = [("lost", &self.lost), ("phantom", &self.phantom), ("misplaced", &self.misplaced)];
-        let mut examples: Vec<String> = kinds.into_iter().flat_map(|(what, ids)| some(what, ids)).collect();
+        let disorder = disorder
+            .map(|(later, event)| format!("out of order: event {event} came behind {later}"));
+        let kinds = [
+            ("lost", &self.lost),
+            ("phantom", &self.phantom),
+            ("misplaced", &self.misplaced),
+        ];
+        let mut examples: Vec<String> = kinds
+            .into_iter()
+            .flat_map(|(what, ids)| some(what, ids))
+            .collect();
         examples.extend(disorder.chain(some("altered", &self.altered)));
-        examples.extend((self.duplicates > 0).then(|| format!("duplicated: {} records", self.duplicates)));
+        examples.extend(
+            (self.duplicates > 0).then(|| format!("duplicated: {} records", self.duplicates)),
+        );
         examples.extend((self.unread > 0).then(|| format!("not read: {} records", self.unread)));
         examples
     }
@@ -132,8 +152,9 @@ pub struct Verdict {
     /// The defects.
     #[serde(flatten)]
     pub findings: Findings,
-    /// Half of the events took at most this from their commit's time to a reader of the topic, in milliseconds: an upper
-    /// bound of the time from commit to ack. None where the server does not keep commit times.
+    /// Half of the events took at most this from their commit's time to a reader of the topic, in
+    /// milliseconds: an upper bound of the time from commit to ack. None where the server does not
+    /// keep commit times.
     pub commit_to_ack_p50_ms: Option<f64>,
     /// 99 of 100 events took at most this.
     pub commit_to_ack_p99_ms: Option<f64>,
@@ -147,7 +168,8 @@ fn latency_ms(ascending_us: &[i64], share: f64) -> Option<f64> {
     Some(*micros as f64 / 1000.0)
 }
 
-/// Compares the records with the committed events. Records may come in any order: that of their offsets counts.
+/// Compares the records with the committed events. Records may come in any order: that of their
+/// offsets counts.
 pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
     let rows: HashMap<&str, &Committed> = committed.iter().map(|row| (&*row.id, row)).collect();
     let mut findings = Findings::default();
@@ -162,7 +184,10 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
             findings.phantom.push(id.to_owned());
             continue;
         };
-        let place = topics.partitions.get(&row.topic).map(|count| partition(hash(row.aggregate.as_bytes()), *count));
+        let place = topics
+            .partitions
+            .get(&row.topic)
+            .map(|count| partition(hash(row.aggregate.as_bytes()), *count));
         let is_placed = record.topic == row.topic && place == Some(record.partition);
         if !is_placed {
             findings.misplaced.push(id.to_owned());
@@ -178,15 +203,22 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
         if is_placed {
             let before = newest.entry((&row.topic, &row.aggregate)).or_insert(row);
             if row.version < before.version {
-                findings.out_of_order.push((before.id.to_string(), id.to_owned()));
+                findings
+                    .out_of_order
+                    .push((before.id.to_string(), id.to_owned()));
             } else {
                 *before = row;
             }
         }
-        latencies_us.extend(row.committed_at_us.map(|at_us| record.arrived_at_us.saturating_sub(at_us).max(0)));
+        latencies_us.extend(
+            row.committed_at_us
+                .map(|at_us| record.arrived_at_us.saturating_sub(at_us).max(0)),
+        );
     }
     let lost = committed.iter().filter(|row| !seen.contains(&*row.id));
-    findings.lost = lost.map(|row| format!("{} (version {} of {})", row.id, row.version, row.aggregate)).collect();
+    findings.lost = lost
+        .map(|row| format!("{} (version {} of {})", row.id, row.version, row.aggregate))
+        .collect();
     findings.unread = unread(&records, topics);
     latencies_us.sort_unstable();
     Verdict {
@@ -202,7 +234,9 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
 fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     let mut read: BTreeMap<(&str, i32), HashSet<i64>> = BTreeMap::new();
     for record in records {
-        read.entry((&record.topic, record.partition)).or_default().insert(record.offset);
+        read.entry((&record.topic, record.partition))
+            .or_default()
+            .insert(record.offset);
     }
     let missing = topics.ends.iter().map(|((topic, partition), end)| {
         let read = read.get(&(&**topic, *partition)).map_or(0, HashSet::len);
@@ -232,7 +266,8 @@ pub(crate) struct Report {
     pub broker: &'static str,
     #[serde(flatten)]
     pub(super) verdict: Verdict,
-    /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is one, mock broker.
+    /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is
+    /// one, mock broker.
     pub peak_memory_bytes: Option<u64>,
     pub(super) examples: Vec<String>,
 }
@@ -242,26 +277,48 @@ impl Report {
     pub(super) fn new(verdict: Verdict) -> Self {
         // A run in which nothing was committed shows nothing.
         let verified = verdict.findings == Findings::default() && verdict.committed > 0;
-        Report { verified, examples: verdict.findings.examples(EXAMPLES_OF_EACH), verdict, ..Report::default() }
+        Report {
+            verified,
+            examples: verdict.findings.examples(EXAMPLES_OF_EACH),
+            verdict,
+            ..Report::default()
+        }
     }
 
     /// The sentence for the error of a run that did not verify.
     pub(crate) fn summary(&self) -> String {
-        let Verdict { committed, delivered, .. } = self.verdict;
+        let Verdict {
+            committed,
+            delivered,
+            ..
+        } = self.verdict;
         if committed == 0 {
             return "nothing was committed, so nothing was shown".to_owned();
         }
-        let first = self.examples.first().map(|example| format!("; first: {example}")).unwrap_or_default();
+        let first = self
+            .examples
+            .first()
+            .map(|example| format!("; first: {example}"))
+            .unwrap_or_default();
         format!("{delivered} of {committed} events arrived, and not all as they should{first}")
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
-        let memory =
-            self.peak_memory_bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-        let Verdict { committed, delivered, findings: of, .. } = &self.verdict;
+        let millis = |value: Option<f64>| {
+            value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"))
+        };
+        let memory = self.peak_memory_bytes.map_or_else(
+            || "unknown".to_owned(),
+            |bytes| format!("{} MiB", bytes >> 20),
+        );
+        let Verdict {
+            committed,
+            delivered,
+            findings: of,
+            ..
+        } = &self.verdict;
         let mut rows = vec![
             ("committed", committed.to_string()),
             ("delivered", delivered.to_string()),
@@ -269,15 +326,31 @@ impl fmt::Display for Report {
             ("duplicated", of.duplicates.to_string()),
             ("out of order", of.out_of_order.len().to_string()),
         ];
-        let (phantom, misplaced, altered) = (of.phantom.len(), of.misplaced.len(), of.altered.len());
-        let rare = [("phantom", phantom), ("wrong partition", misplaced), ("altered", altered), ("unread", of.unread)];
+        let phantom = of.phantom.len();
+        let misplaced = of.misplaced.len();
+        let altered = of.altered.len();
+        let rare = [
+            ("phantom", phantom),
+            ("wrong partition", misplaced),
+            ("altered", altered),
+            ("unread", of.unread),
+        ];
         let rare = rare.into_iter().filter(|(_, count)| *count > 0);
         rows.extend(rare.map(|(name, count)| (name, count.to_string())));
         rows.extend([
-            ("commit to reader, p50", millis(self.verdict.commit_to_ack_p50_ms)),
-            ("commit to reader, p99", millis(self.verdict.commit_to_ack_p99_ms)),
+            (
+                "commit to reader, p50",
+                millis(self.verdict.commit_to_ack_p50_ms),
+            ),
+            (
+                "commit to reader, p99",
+                millis(self.verdict.commit_to_ack_p99_ms),
+            ),
             ("peak memory", memory),
-            ("verified", if self.verified { "yes" } else { "NO" }.to_owned()),
+            (
+                "verified",
+                if self.verified { "yes" } else { "NO" }.to_owned(),
+            ),
         ]);
         let name_width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let value_width = rows.iter().map(|(_, value)| value.len()).max().unwrap_or(0);
@@ -314,16 +387,24 @@ mod tests {
     }
 
     fn rows() -> Vec<Committed> {
-        ["order-1", "order-2", "order-3"].iter().flat_map(|of| (1..=4).map(|version| row(of, version))).collect()
+        ["order-1", "order-2", "order-3"]
+            .iter()
+            .flat_map(|of| (1..=4).map(|version| row(of, version)))
+            .collect()
     }
 
     /// Delivers the rows in the order given, each where it belongs.
     fn deliver<'a>(rows: impl IntoIterator<Item = &'a Committed>) -> Topics {
         let mut topics = Topics::default();
-        topics.partitions.insert("outbox.event.order".into(), PARTITIONS);
+        topics
+            .partitions
+            .insert("outbox.event.order".into(), PARTITIONS);
         for row in rows {
             let partition = partition(hash(row.aggregate.as_bytes()), PARTITIONS);
-            let end = topics.ends.entry((row.topic.clone(), partition)).or_default();
+            let end = topics
+                .ends
+                .entry((row.topic.clone(), partition))
+                .or_default();
             topics.records.push(Delivered {
                 topic: row.topic.clone(),
                 partition,
@@ -353,24 +434,60 @@ mod tests {
         };
         let none = Findings::default;
         for (what, topics, expected) in [
-            ("read in another order", changed(|topics| topics.records.reverse()), none()),
-            ("never arrived", deliver(&rows[1..]), Findings { lost: lost(), ..none() }),
-            ("arrived again", deliver(rows.iter().chain(&rows[..2])), Findings { duplicates: 2, ..none() }),
-            ("a later version first", deliver(&swapped), Findings { out_of_order: out_of_order(), ..none() }),
+            (
+                "read in another order",
+                changed(|topics| topics.records.reverse()),
+                none(),
+            ),
+            (
+                "never arrived",
+                deliver(&rows[1..]),
+                Findings {
+                    lost: lost(),
+                    ..none()
+                },
+            ),
+            (
+                "arrived again",
+                deliver(rows.iter().chain(&rows[..2])),
+                Findings {
+                    duplicates: 2,
+                    ..none()
+                },
+            ),
+            (
+                "a later version first",
+                deliver(&swapped),
+                Findings {
+                    out_of_order: out_of_order(),
+                    ..none()
+                },
+            ),
             (
                 "a later version first, and the right order behind it",
                 deliver(swapped.iter().chain(&rows[..4])),
-                Findings { out_of_order: out_of_order(), duplicates: 4, ..none() },
+                Findings {
+                    out_of_order: out_of_order(),
+                    duplicates: 4,
+                    ..none()
+                },
             ),
             (
                 "never committed",
                 deliver(rows.iter().chain([&row("order-9", 1)])),
-                Findings { phantom: ids(&["order-9/1"]), ..none() },
+                Findings {
+                    phantom: ids(&["order-9/1"]),
+                    ..none()
+                },
             ),
             (
                 "without an id",
                 changed(|topics| topics.records[0].id = None),
-                Findings { phantom: ids(&[""]), lost: lost(), ..none() },
+                Findings {
+                    phantom: ids(&[""]),
+                    lost: lost(),
+                    ..none()
+                },
             ),
             (
                 "in another partition or topic than its key and type call for",
@@ -379,7 +496,10 @@ mod tests {
                     topics.records[3].partition += 1;
                     topics.records[7].topic = "outbox.event.invoice".into();
                 }),
-                Findings { misplaced: ids(&["order-2/4", "order-1/4"]), ..none() },
+                Findings {
+                    misplaced: ids(&["order-2/4", "order-1/4"]),
+                    ..none()
+                },
             ),
             (
                 "key or value differ from the row",
@@ -387,7 +507,10 @@ mod tests {
                     topics.records[0].payload = fingerprint(None);
                     topics.records[1].key = None;
                 }),
-                Findings { altered: ids(&["order-1/1", "order-1/2"]), ..none() },
+                Findings {
+                    altered: ids(&["order-1/1", "order-1/2"]),
+                    ..none()
+                },
             ),
             (
                 "nobody read it, and no event is missing",
@@ -396,18 +519,35 @@ mod tests {
                     topics.records.pop();
                     topics
                 },
-                Findings { unread: 1, ..none() },
+                Findings {
+                    unread: 1,
+                    ..none()
+                },
             ),
         ] {
             let verdict = verify(&rows, &topics);
             assert_eq!(verdict.findings, expected, "{what}");
-            assert_eq!(verdict.findings.is_sound(), Findings { duplicates: 0, ..expected } == none(), "{what}");
+            assert_eq!(
+                verdict.findings.is_sound(),
+                Findings {
+                    duplicates: 0,
+                    ..expected
+                } == none(),
+                "{what}"
+            );
             let delivered = 12 - verdict.findings.lost.len() as u64;
-            assert_eq!((verdict.committed, verdict.delivered), (12, delivered), "{what}");
+            assert_eq!(
+                (verdict.committed, verdict.delivered),
+                (12, delivered),
+                "{what}"
+            );
         }
         let examples = verify(&rows, &deliver(&rows[1..])).findings.examples(5);
         assert_eq!(examples, ["lost: event order-1/1 (version 1 of order-1)"]);
-        assert_eq!(verify(&rows, &deliver(&rows)).commit_to_ack_p50_ms, Some(5.0));
+        assert_eq!(
+            verify(&rows, &deliver(&rows)).commit_to_ack_p50_ms,
+            Some(5.0)
+        );
         assert_ne!(fingerprint(None), fingerprint(Some(b"")));
     }
 
@@ -421,20 +561,49 @@ mod tests {
 
     #[test]
     fn a_report_is_an_aligned_table_or_json_and_nothing_committed_is_not_verified() {
-        let verdict = Verdict { committed: 20_000, delivered: 20_000, ..Verdict::default() };
-        let report = Report { peak_memory_bytes: Some(64 << 20), ..Report::new(verdict) };
+        let verdict = Verdict {
+            committed: 20_000,
+            delivered: 20_000,
+            ..Verdict::default()
+        };
+        let report = Report {
+            peak_memory_bytes: Some(64 << 20),
+            ..Report::new(verdict)
+        };
         assert!(report.verified);
         let text = report.to_string();
-        let value_ends: Vec<_> = text.lines().map(|line| line.split("  whole").next().unwrap().len()).collect();
-        assert!(value_ends.iter().all(|end| *end == value_ends[0]), "{value_ends:?}\n{text}");
-        assert!(text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"), "{text}");
-        assert!(!text.contains("phantom") && text.contains("64 MiB"), "{text}");
+        let value_ends: Vec<_> = text
+            .lines()
+            .map(|line| line.split("  whole").next().unwrap().len())
+            .collect();
+        assert!(
+            value_ends.iter().all(|end| *end == value_ends[0]),
+            "{value_ends:?}\n{text}"
+        );
+        assert!(
+            text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"),
+            "{text}"
+        );
+        assert!(
+            !text.contains("phantom") && text.contains("64 MiB"),
+            "{text}"
+        );
         let nothing = Report::new(Verdict::default());
         assert!(!nothing.verified && nothing.summary().contains("nothing was committed"));
-        let findings = Findings { lost: vec![String::new(); 3], ..Findings::default() };
-        let json =
-            serde_json::to_value(Report::new(Verdict { committed: 10, findings, ..Verdict::default() })).unwrap();
-        assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
+        let findings = Findings {
+            lost: vec![String::new(); 3],
+            ..Findings::default()
+        };
+        let json = serde_json::to_value(Report::new(Verdict {
+            committed: 10,
+            findings,
+            ..Verdict::default()
+        }))
+        .unwrap();
+        assert_eq!(
+            (&json["committed"], &json["lost"], &json["verified"]),
+            (&10.into(), &3.into(), &false.into())
+        );
         assert!(json["commit_to_ack_p99_ms"].is_null());
     }
 }

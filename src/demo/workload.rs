@@ -1,9 +1,10 @@
-//! Business transactions as applications make them: a counter per aggregate under its row lock, and an event for every
-//! step of it in the outbox. The counter is what makes order checkable: versions follow commit order.
+//! Business transactions as applications make them: a counter per aggregate under its row lock, and
+//! an event for every step of it in the outbox. The counter is what makes order checkable: versions
+//! follow commit order.
 //!
-//! The shapes that have found bugs are all there: several events in a transaction, roll-backs, savepoints kept and
-//! rolled back, transaction ids taken long before the lock, and changes to tables that are none of the relay's
-//! business.
+//! The shapes that have found bugs are all there: several events in a transaction, roll-backs,
+//! savepoints kept and rolled back, transaction ids taken long before the lock, and changes to
+//! tables that are none of the relay's business.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -28,8 +29,8 @@ pub(crate) const OUTBOX_TABLE: &str = "public.outbox";
 /// Longest time between a transaction's id and its first lock, where the id is taken early.
 const EARLY_MAX: Duration = Duration::from_millis(8);
 
-/// The outbox, the counters, a table of nobody's business, and `emit`, which steps a counter and inserts the event of it. The
-/// filling has what goes wrong where text is escaped.
+/// The outbox, the counters, a table of nobody's business, and `emit`, which steps a counter and
+/// inserts the event of it. The filling has what goes wrong where text is escaped.
 pub const SCHEMA: &str = r#"
 create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255), type varchar(255),
     payload jsonb);
@@ -49,7 +50,8 @@ end $$;
 
 const EMIT: &str = "select emit($1, $2, $3) from generate_series(1, $4::int)";
 
-const NOISE: &str = "insert into noise select n, repeat('y', 200) from generate_series(1, $1::int) n";
+const NOISE: &str =
+    "insert into noise select n, repeat('y', 200) from generate_series(1, $1::int) n";
 
 const LEDGER: &str = "
 select id::text, aggregatetype, aggregateid, (payload->>'v')::bigint, payload::text,
@@ -98,7 +100,9 @@ impl Default for Settings {
 
 impl Settings {
     fn type_of(&self, aggregate: usize) -> Option<&str> {
-        self.types.get(aggregate.checked_rem(self.types.len())?).map(String::as_str)
+        self.types
+            .get(aggregate.checked_rem(self.types.len())?)
+            .map(String::as_str)
     }
 
     fn name_of(&self, aggregate: usize) -> String {
@@ -107,7 +111,8 @@ impl Settings {
     }
 }
 
-/// Counts of written events. A commit whose answer was lost is in none of them: only the outbox is exact.
+/// Counts of written events. A commit whose answer was lost is in none of them: only the outbox is
+/// exact.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Transactions committed.
@@ -118,18 +123,28 @@ pub struct Counts {
 
 /// Creates what [`SCHEMA`] has. To be called once.
 pub(crate) async fn prepare(client: &Client) -> Result<()> {
-    client.batch_execute(SCHEMA).await.map_err(|error| failed("creating the tables", &error))
+    client
+        .batch_execute(SCHEMA)
+        .await
+        .map_err(|error| failed("creating the tables", &error))
 }
 
 /// Reads the whole outbox: what has to arrive. Topics are `topic_prefix` and the aggregate's type.
 pub async fn ledger(client: &Client, topic_prefix: &str) -> Result<Vec<Committed>> {
     let failed = |error| failed("reading the outbox", &error);
-    let mut rows = pin!(client.query_raw(LEDGER, Vec::<String>::new()).await.map_err(failed)?);
+    let mut rows = pin!(
+        client
+            .query_raw(LEDGER, Vec::<String>::new())
+            .await
+            .map_err(failed)?
+    );
     let mut committed: Vec<Committed> = Vec::new();
     let mut topics = std::collections::HashMap::<String, Arc<str>>::new();
     while let Some(row) = rows.try_next().await.map_err(failed)? {
         let kind: String = row.try_get(1).map_err(failed)?;
-        let topic = topics.entry(kind).or_insert_with_key(|kind| format!("{topic_prefix}{kind}").into());
+        let topic = topics
+            .entry(kind)
+            .or_insert_with_key(|kind| format!("{topic_prefix}{kind}").into());
         committed.push(Committed {
             id: row.try_get::<_, &str>(0).map_err(failed)?.into(),
             topic: Arc::clone(topic),
@@ -159,14 +174,23 @@ impl Workload {
             let writer = Writer {
                 config: config.clone(),
                 settings: settings.clone(),
-                rng: Rng::with_seed(settings.seed.wrapping_mul(1_000_003).wrapping_add(index as u64)),
+                rng: Rng::with_seed(
+                    settings
+                        .seed
+                        .wrapping_mul(1_000_003)
+                        .wrapping_add(index as u64),
+                ),
                 counts: Arc::clone(&counts),
                 stopped: stopped.clone(),
             };
             AbortOnDropHandle::new(tokio::spawn(writer.run()))
         };
         let writers = (0..settings.writers).map(writer).collect();
-        Workload { counts, stop, writers }
+        Workload {
+            counts,
+            stop,
+            writers,
+        }
     }
 
     /// Counts so far.
@@ -179,12 +203,15 @@ impl Workload {
         self.writers.iter().any(|writer| writer.is_finished())
     }
 
-    /// Lets each writer end its transaction, and waits for all. Gives the first error that a writer met.
+    /// Lets each writer end its transaction, and waits for all. Gives the first error that a writer
+    /// met.
     pub async fn stop(self) -> Result<Arc<Counts>> {
         self.stop.send_replace(true);
         let mut outcome = Ok(());
         for writer in self.writers {
-            let ended = writer.await.map_err(|error| Error::new(Kind::Bug, format!("a writer panicked: {error}")));
+            let ended = writer
+                .await
+                .map_err(|error| Error::new(Kind::Bug, format!("a writer panicked: {error}")));
             outcome = outcome.and(ended.and_then(|ended| ended));
         }
         outcome.map(|()| Arc::clone(&self.counts))
@@ -235,7 +262,11 @@ impl Writer {
         let failed = |error| failed("preparing to write", &error);
         let emit = client.prepare(EMIT).await.map_err(failed)?;
         let noise = client.prepare(NOISE).await.map_err(failed)?;
-        Ok(Session { client, emit, noise })
+        Ok(Session {
+            client,
+            emit,
+            noise,
+        })
     }
 
     async fn write(&mut self, session: &Session) -> Result<()> {
@@ -253,7 +284,11 @@ impl Writer {
                 Ok(()) => {}
                 // The server chose this transaction to give way; the next one is as good.
                 Err(error) if error.code().is_some() && !session.client.is_closed() => {
-                    session.client.batch_execute("rollback").await.map_err(|error| failed("rolling back", &error))?;
+                    session
+                        .client
+                        .batch_execute("rollback")
+                        .await
+                        .map_err(|error| failed("rolling back", &error))?;
                     if !is_passing(&error) {
                         return Err(failed("writing", &error));
                     }
@@ -265,17 +300,23 @@ impl Writer {
         Ok(())
     }
 
-    async fn transaction(&mut self, session: &Session) -> std::result::Result<(), tokio_postgres::Error> {
+    async fn transaction(
+        &mut self,
+        session: &Session,
+    ) -> std::result::Result<(), tokio_postgres::Error> {
         let client = &session.client;
         client.batch_execute("begin").await?;
         if self.happens(20) {
-            // Takes the transaction id long before the locks: its commit may come after those of younger ids.
+            // Takes the transaction id long before the locks: its commit may come after those of
+            // younger ids.
             client.execute(&session.noise, &[&1]).await?;
             self.sleep_up_to(EARLY_MAX).await;
         }
-        // Locks are taken in ascending order, so that writers wait for each other and do not deadlock.
-        let mut aggregates: Vec<usize> =
-            (0..self.rng.usize(1..=4)).map(|_| self.rng.usize(0..self.settings.aggregates.max(1))).collect();
+        // Locks are taken in ascending order, so that writers wait for each other and do not
+        // deadlock.
+        let mut aggregates: Vec<usize> = (0..self.rng.usize(1..=4))
+            .map(|_| self.rng.usize(0..self.settings.aggregates.max(1)))
+            .collect();
         aggregates.sort_unstable();
         let mut events = 0;
         for aggregate in aggregates {
@@ -289,14 +330,22 @@ impl Writer {
             client.batch_execute("rollback").await?;
         } else {
             client.batch_execute("commit").await?;
-            self.counts.committed_transactions.fetch_add(1, Ordering::Relaxed);
-            self.counts.committed_events.fetch_add(events, Ordering::Relaxed);
+            self.counts
+                .committed_transactions
+                .fetch_add(1, Ordering::Relaxed);
+            self.counts
+                .committed_events
+                .fetch_add(events, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// The step of a transaction for one aggregate; gives the number of events that are left of it.
-    async fn step(&mut self, session: &Session, aggregate: usize) -> std::result::Result<u64, tokio_postgres::Error> {
+    async fn step(
+        &mut self,
+        session: &Session,
+        aggregate: usize,
+    ) -> std::result::Result<u64, tokio_postgres::Error> {
         let client = &session.client;
         let events = match self.rng.u8(0..100) {
             0..=9 => {
@@ -326,7 +375,13 @@ impl Writer {
     ) -> std::result::Result<u64, tokio_postgres::Error> {
         let kind = self.settings.type_of(aggregate).unwrap_or_default();
         let filling = self.rng.i32(0..=self.settings.filling_chars_max);
-        session.client.execute(&session.emit, &[&kind, &self.settings.name_of(aggregate), &filling, &events]).await
+        session
+            .client
+            .execute(
+                &session.emit,
+                &[&kind, &self.settings.name_of(aggregate), &filling, &events],
+            )
+            .await
     }
 
     fn happens(&mut self, percent: u8) -> bool {
@@ -342,7 +397,9 @@ impl Writer {
 
 /// Deadlock, serialization failure, lock timeout: the transaction is gone, nothing is wrong.
 fn is_passing(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
+    error
+        .code()
+        .is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
 }
 
 fn failed(doing: &str, error: &tokio_postgres::Error) -> Error {
@@ -357,9 +414,18 @@ mod tests {
     #[tokio::test]
     async fn it_leaves_an_outbox_whose_versions_have_no_gaps_and_agree_with_the_counters() {
         let configuration = "track_commit_timestamp = on".to_owned();
-        let server = PrivatePostgres::start(PostgresSettings { configuration, ..Default::default() }).unwrap();
+        let server = PrivatePostgres::start(PostgresSettings {
+            configuration,
+            ..Default::default()
+        })
+        .unwrap();
         let client = server.connect().await.unwrap();
-        let settings = Settings { writers: 4, aggregates: 5, reconnect: true, ..Settings::default() };
+        let settings = Settings {
+            writers: 4,
+            aggregates: 5,
+            reconnect: true,
+            ..Settings::default()
+        };
         prepare(&client).await.unwrap();
         let workload = Workload::start(&server.client_config().unwrap(), &settings);
         while workload.counts().committed_events.load(Ordering::Relaxed) < 500 {
@@ -369,20 +435,33 @@ mod tests {
         let counts = workload.stop().await.unwrap();
 
         let rows = ledger(&client, "outbox.event.").await.unwrap();
-        assert_eq!(rows.len() as u64, counts.committed_events.load(Ordering::Relaxed));
+        assert_eq!(
+            rows.len() as u64,
+            counts.committed_events.load(Ordering::Relaxed)
+        );
         assert!(rows.iter().all(|row| row.committed_at_us.is_some()));
         let mut versions = std::collections::BTreeMap::<_, Vec<_>>::new();
         for row in &rows {
-            versions.entry(row.aggregate.to_string()).or_default().push(row.version);
+            versions
+                .entry(row.aggregate.to_string())
+                .or_default()
+                .push(row.version);
         }
         for (aggregate, mut versions) in versions {
             versions.sort_unstable();
-            assert!(versions.iter().copied().eq(1..=versions.len() as i64), "{aggregate}: {versions:?}");
+            assert!(
+                versions.iter().copied().eq(1..=versions.len() as i64),
+                "{aggregate}: {versions:?}"
+            );
             let query = "select version from counter where aggregate = $1";
             let version: i64 = client.query_one(query, &[&aggregate]).await.unwrap().get(0);
             assert_eq!(version, versions.len() as i64, "{aggregate}");
         }
-        let topics: std::collections::BTreeSet<_> = rows.iter().map(|row| row.topic.to_string()).collect();
-        assert_eq!(topics.into_iter().collect::<Vec<_>>(), ["outbox.event.invoice", "outbox.event.order"]);
+        let topics: std::collections::BTreeSet<_> =
+            rows.iter().map(|row| row.topic.to_string()).collect();
+        assert_eq!(
+            topics.into_iter().collect::<Vec<_>>(),
+            ["outbox.event.invoice", "outbox.event.order"]
+        );
     }
 }

@@ -9,7 +9,9 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream, Statement};
 
 use crate::conninfo::ConnInfo;
-use crate::poll::select::{Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by};
+use crate::poll::select::{
+    Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by,
+};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
@@ -25,8 +27,9 @@ use walrelay_core::snapshot::Snapshot;
 const OWN_COLUMNS: usize = 3;
 const READING: &str = "reading rows of the outbox table";
 const BEGINNING: &str = "beginning to read the outbox table";
-/// The errors for an exported snapshot that ended with its session: a missing file, up to 15 and from 16 on, or a missing process.
-/// From `ImportSnapshot` and `SetTransactionSnapshot` in `snapmgr.c`.
+/// The errors for an exported snapshot that ended with its session: a missing file, up to 15 and
+/// from 16 on, or a missing process. From `ImportSnapshot` and `SetTransactionSnapshot` in
+/// `snapmgr.c`.
 const SNAPSHOT_GONE: [&str; 3] = ["22023", "42704", "55000"];
 
 /// The start of a read transaction.
@@ -34,7 +37,8 @@ const SNAPSHOT_GONE: [&str; 3] = ["22023", "42704", "55000"];
 pub struct Began {
     /// The transaction's snapshot.
     pub snapshot: Snapshot,
-    /// The end of the WAL, read after the snapshot: each transaction that it sees has its commit record below.
+    /// The end of the WAL, read after the snapshot: each transaction that it sees has its commit
+    /// record below.
     pub wal_end: Lsn,
     /// The end of the flushed WAL, which survives a crash of the server.
     pub flushed: Lsn,
@@ -50,7 +54,8 @@ pub(crate) struct TableFile {
 
 /// A session that reads tables.
 ///
-/// Values have the same text as in the stream: settings and output functions of types are the same as of `pgoutput`.
+/// Values have the same text as in the stream: settings and output functions of types are the same
+/// as of `pgoutput`.
 #[derive(Debug)]
 pub struct Reader {
     session: SqlSession,
@@ -69,58 +74,96 @@ impl Reader {
         self.session.client()
     }
 
-    /// Begins a read-only transaction, with the exported snapshot `adopt` where there is one. Until [`Reader::end`], vacuum keeps the
-    /// rows that it sees, and these tables are not rewritten: after a rewrite, an older snapshot sees no rows. After an error a
-    /// transaction may be open: end it, or drop the reader.
+    /// Begins a read-only transaction, with the exported snapshot `adopt` where there is one. Until
+    /// [`Reader::end`], vacuum keeps the rows that it sees, and these tables are not rewritten:
+    /// after a rewrite, an older snapshot sees no rows. After an error a transaction may be open:
+    /// end it, or drop the reader.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] without an answer, on a standby, and where the exported snapshot has ended; those of the session.
+    /// [`Kind::PostgresUnreachable`] without an answer, on a standby, and where the exported
+    /// snapshot has ended; those of the session.
     pub async fn begin(&self, adopt: Option<&str>, tables: &[&TableFacts]) -> Result<Began> {
         let mut sql = "begin isolation level repeatable read, read only; ".to_owned();
         if let Some(exported) = adopt {
-            sql.push_str(&format!("set transaction snapshot {}; ", quote_literal(exported)?));
+            sql.push_str(&format!(
+                "set transaction snapshot {}; ",
+                quote_literal(exported)?
+            ));
         }
         // Before the statement that takes the snapshot: a lock takes none.
         for facts in tables.iter().filter(|facts| facts.may_lock) {
-            sql.push_str(&format!("lock table {} in access share mode; ", from(facts)?));
+            sql.push_str(&format!(
+                "lock table {} in access share mode; ",
+                from(facts)?
+            ));
         }
         // The server takes the transaction's snapshot before it evaluates the first expression.
         sql.push_str(
             "select pg_catalog.pg_current_snapshot()::text, \
-             case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end, \
-             case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_flush_lsn()::text end",
+             case when not pg_catalog.pg_is_in_recovery() then \
+             pg_catalog.pg_current_wal_insert_lsn()::text end, \
+             case when not pg_catalog.pg_is_in_recovery() then \
+             pg_catalog.pg_current_wal_flush_lsn()::text end",
         );
-        let messages = bounded(BEGINNING, QUERY_TIMEOUT, self.client().simple_query(&sql)).await.map_err(|failed| {
-            let is_gone = failed.sqlstate().is_some_and(|sqlstate| SNAPSHOT_GONE.contains(&sqlstate));
-            // The session that exported the snapshot was cut off; its slot is gone, or is being created again.
-            if adopt.is_some() && is_gone {
-                return Error::new(Kind::PostgresUnreachable, failed.error().cause());
-            }
-            failed.into()
-        })?;
-        let row =
-            messages.iter().find_map(as_row).ok_or_else(|| fault::protocol(While::Querying(BEGINNING), "no row"))?;
+        let messages = bounded(BEGINNING, QUERY_TIMEOUT, self.client().simple_query(&sql))
+            .await
+            .map_err(|failed| {
+                let is_gone = failed
+                    .sqlstate()
+                    .is_some_and(|sqlstate| SNAPSHOT_GONE.contains(&sqlstate));
+                // The session that exported the snapshot was cut off; its slot is gone, or is being
+                // created again.
+                if adopt.is_some() && is_gone {
+                    return Error::new(Kind::PostgresUnreachable, failed.error().cause());
+                }
+                failed.into()
+            })?;
+        let row = messages
+            .iter()
+            .find_map(as_row)
+            .ok_or_else(|| fault::protocol(While::Querying(BEGINNING), "no row"))?;
         let text = |at| row.try_get(at).ok().flatten();
         let Some(wal_end) = text(1) else {
             let cause = format!("while {BEGINNING}: the server is a standby");
             return Err(Error::new(Kind::PostgresUnreachable, cause).remedy(
-                "if no failover is under way, connect to the primary, for example with target_session_attrs=read-write",
+                "if no failover is under way, connect to the primary, for example with \
+                 target_session_attrs=read-write",
             ));
         };
-        let unread = |what: &str| fault::protocol(While::Querying(BEGINNING), format_args!("{what} cannot be read"));
+        let unread = |what: &str| {
+            fault::protocol(
+                While::Querying(BEGINNING),
+                format_args!("{what} cannot be read"),
+            )
+        };
         let snapshot = text(0).unwrap_or_default();
-        let snapshot = snapshot.parse().map_err(|_| unread(&format!("its snapshot {snapshot:.200}")))?;
-        let read = |text: &str| text.parse::<Lsn>().map_err(|_| unread("the end of its log"));
-        Ok(Began { snapshot, wal_end: read(wal_end)?, flushed: read(text(2).unwrap_or_default())? })
+        let snapshot = snapshot
+            .parse()
+            .map_err(|_| unread(&format!("its snapshot {snapshot:.200}")))?;
+        let read = |text: &str| {
+            text.parse::<Lsn>()
+                .map_err(|_| unread("the end of its log"))
+        };
+        Ok(Began {
+            snapshot,
+            wal_end: read(wal_end)?,
+            flushed: read(text(2).unwrap_or_default())?,
+        })
     }
 
-    /// The table that was rewritten since an exported snapshot, which sees none of its rows. Requires locks on the tables.
-    pub(crate) async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
+    /// The table that was rewritten since an exported snapshot, which sees none of its rows.
+    /// Requires locks on the tables.
+    pub(crate) async fn rewritten<'t>(
+        &self,
+        tables: &[&'t TableFacts],
+    ) -> Result<Option<&'t TableFacts>> {
         for facts in tables {
-            // Compares the snapshot's file with the present one. A table that is newer than the snapshot has no rows in it.
+            // Compares the snapshot's file with the present one. A table that is newer than the
+            // snapshot has no rows in it.
             let sql = format!(
                 "select pg_catalog.count(*) from pg_catalog.pg_class c where c.relkind = 'r' and \
-                 pg_catalog.pg_relation_filenode(c.oid) is distinct from c.relfilenode and (c.oid = {oid} or c.oid in \
+                 pg_catalog.pg_relation_filenode(c.oid) is distinct from c.relfilenode and (c.oid \
+                 = {oid} or c.oid in \
                  (select relid from pg_catalog.pg_partition_tree({oid})))",
                 oid = facts.oid
             );
@@ -134,19 +177,27 @@ impl Reader {
     /// The files of these tables and of their partitions.
     pub(crate) async fn table_files(&self, tables: &[&TableFacts]) -> Result<Vec<TableFile>> {
         const DOING: &str = "looking at the files of the outbox table";
-        let oids = tables.iter().map(|facts| facts.oid.to_string()).collect::<Vec<_>>().join(",");
+        let oids = tables
+            .iter()
+            .map(|facts| facts.oid.to_string())
+            .collect::<Vec<_>>()
+            .join(",");
         let oids = format!("'{{{oids}}}'::oid[]");
         let sql = format!(
-            "select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('oid', c.oid::bigint, \
-             'filenode', c.relfilenode::bigint, 'changed_by', greatest({written_by}::bigint, 0))), '[]')::text \
-             from pg_catalog.pg_class c where c.relkind = 'r' and (c.oid = any ({oids}) or c.oid in \
+            "select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('oid', \
+             c.oid::bigint, \
+             'filenode', c.relfilenode::bigint, 'changed_by', greatest({written_by}::bigint, 0))), \
+             '[]')::text \
+             from pg_catalog.pg_class c where c.relkind = 'r' and (c.oid = any ({oids}) or c.oid \
+             in \
              (select p.relid from pg_catalog.unnest({oids}) t, pg_catalog.pg_partition_tree(t) p))",
             written_by = written_by()
         );
         Ok(one_json(self.client(), DOING, &sql, &[]).await?)
     }
 
-    /// The result of [`count`](crate::poll::select::count), without a time limit. To cancel, drop this and the reader.
+    /// The result of [`count`](crate::poll::select::count), without a time limit. To cancel, drop
+    /// this and the reader.
     pub async fn count(&self, sql: &str) -> Result<u64> {
         Ok(self.extent(sql).await?.0)
     }
@@ -154,27 +205,42 @@ impl Reader {
     /// The result of [`extent`](crate::poll::select::extent), likewise.
     pub async fn extent(&self, sql: &str) -> Result<(u64, Option<String>, Option<String>)> {
         let doing = "counting rows of the outbox table";
-        let counted =
-            self.client().simple_query(sql).await.map_err(|error| fault::sql(While::Querying(doing), &error))?;
+        let counted = self
+            .client()
+            .simple_query(sql)
+            .await
+            .map_err(|error| fault::sql(While::Querying(doing), &error))?;
         let row = counted.iter().find_map(as_row);
         let text = |at| row.and_then(|row| row.try_get(at).ok().flatten());
         let count = text(0).and_then(|text: &str| text.parse().ok());
         let count = count.ok_or_else(|| fault::protocol(While::Querying(doing), "no number"))?;
-        Ok((count, text(1).map(str::to_owned), text(2).map(str::to_owned)))
+        Ok((
+            count,
+            text(1).map(str::to_owned),
+            text(2).map(str::to_owned),
+        ))
     }
 
     /// Runs the statement of [`rows`]. The server waits while no row is taken.
     ///
-    /// Beside the taken row, memory holds at most five reads from the socket: one being parsed, two in the channel before
-    /// it, one that waits for the channel, and one being read. Each has some ten kilobytes, or up to twice one larger row.
+    /// Beside the taken row, memory holds at most five reads from the socket: one being parsed, two
+    /// in the channel before it, one that waits for the channel, and one being read. Each has some
+    /// ten kilobytes, or up to twice one larger row.
     ///
     /// The next statement waits for the end of the rows. To stop early, drop the reader.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] where the session is over. The first row has an error of the statement.
+    /// [`Kind::PostgresUnreachable`] where the session is over. The first row has an error of the
+    /// statement.
     pub async fn rows(&self, sql: &str) -> Result<RowStream> {
-        let stream = self.client().simple_query_raw(sql).await.map_err(|error| failed(&error))?;
-        Ok(RowStream { stream: Some(Box::pin(stream)) })
+        let stream = self
+            .client()
+            .simple_query_raw(sql)
+            .await
+            .map_err(|error| failed(&error))?;
+        Ok(RowStream {
+            stream: Some(Box::pin(stream)),
+        })
     }
 
     /// Ends the transaction, also after an error.
@@ -185,7 +251,11 @@ impl Reader {
 }
 
 fn as_row(message: &SimpleQueryMessage) -> Option<&SimpleQueryRow> {
-    if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None }
+    if let SimpleQueryMessage::Row(row) = message {
+        Some(row)
+    } else {
+        None
+    }
 }
 
 fn failed(error: &tokio_postgres::Error) -> Error {
@@ -237,9 +307,14 @@ pub struct PolledRow(SimpleQueryRow);
 impl PolledRow {
     fn checked(row: SimpleQueryRow) -> Result<PolledRow> {
         if row.len() <= OWN_COLUMNS {
-            return Err(fault::protocol(While::Querying(READING), "a row without columns"));
+            return Err(fault::protocol(
+                While::Querying(READING),
+                "a row without columns",
+            ));
         }
-        (0..row.len()).try_for_each(|at| row.try_get(at).map(drop)).map_err(|error| failed(&error))?;
+        (0..row.len())
+            .try_for_each(|at| row.try_get(at).map(drop))
+            .map_err(|error| failed(&error))?;
         Ok(PolledRow(row))
     }
 
@@ -255,15 +330,25 @@ impl PolledRow {
 
     /// The row's place in the order.
     pub fn key(&self, outbox: &OutboxConfig) -> Key {
-        let mut values = outbox.key_places().iter().map(|place| self.text(*place).unwrap_or_default().to_owned());
+        let mut values = outbox
+            .key_places()
+            .iter()
+            .map(|place| self.text(*place).unwrap_or_default().to_owned());
         let id = values.next().unwrap_or_default();
-        Key { order: self.at_end(3).map(str::to_owned), id, rest: values.collect() }
+        Key {
+            order: self.at_end(3).map(str::to_owned),
+            id,
+            rest: values.collect(),
+        }
     }
 
     /// Where its `xmin` is not the transaction in its column: such rows may be found again.
     pub(crate) fn version(&self) -> Option<RowVersion> {
         let xmin = self.at_end(1)?.parse().ok()?;
-        Some(RowVersion { xid: self.at_end(2).and_then(|xid| xid.parse().ok()), xmin })
+        Some(RowVersion {
+            xid: self.at_end(2).and_then(|xid| xid.parse().ok()),
+            xmin,
+        })
     }
 
     fn at_end(&self, count: usize) -> Option<&str> {
@@ -278,9 +363,11 @@ impl PolledRow {
 const TYPE_SQL: &str = include_str!("../../sql/poll/type.sql");
 const DESCRIBING: &str = "reading the outbox table's description";
 
-const ORDER_REMEDY: &str = "write one SQL expression over the table's columns, such as order_by = \"seq\", without ASC or \
+const ORDER_REMEDY: &str = "write one SQL expression over the table's columns, such as order_by = \
+                            \"seq\", without ASC or \
                             DESC; types and functions outside pg_catalog need their schema";
-const PENDING_REMEDY: &str = "write one SQL condition over the table's columns, such as pending = \"status = 'NEW'\"; types \
+const PENDING_REMEDY: &str = "write one SQL condition over the table's columns, such as pending = \
+                              \"status = 'NEW'\"; types \
                               and functions outside pg_catalog need their schema";
 
 #[derive(Debug, Deserialize)]
@@ -289,33 +376,56 @@ struct TypeFacts {
     is_ordered: bool,
 }
 
-/// Reads the catalogs and has Postgres check the SQL of the configuration. Reads no rows; each statement takes ten seconds at most.
+/// Reads the catalogs and has Postgres check the SQL of the configuration. Reads no rows; each
+/// statement takes ten seconds at most.
 ///
 /// # Errors
-/// [`Kind::Config`] for an outbox of messages, and for settings that do not fit the table; [`Kind::Publication`] for a missing table
-/// or column; those of the session. A missing privilege is a fact, and no error.
+/// [`Kind::Config`] for an outbox of messages, and for settings that do not fit the table;
+/// [`Kind::Publication`] for a missing table or column; those of the session. A missing privilege
+/// is a fact, and no error.
 pub async fn table_facts(client: &Client, outbox: &OutboxConfig) -> Result<TableFacts> {
     let Some(name) = outbox.source.table() else {
-        let cause = format!("{} are in no table, and rows of a table are to be read", outbox.source);
-        return Err(Error::new(Kind::Config, cause).remedy("messages come through a slot only: set source.mode"));
+        let cause = format!(
+            "{} are in no table, and rows of a table are to be read",
+            outbox.source
+        );
+        return Err(Error::new(Kind::Config, cause)
+            .remedy("messages come through a slot only: set source.mode"));
     };
     let table = table::needed(client, name).await?;
     facts_of(client, outbox, name, &table).await
 }
 
-/// As [`table_facts`], for the outboxes that are tables, in their order. Reads the catalogs in one statement.
-pub(crate) async fn all_table_facts(client: &Client, outboxes: &[OutboxConfig]) -> Result<Vec<TableFacts>> {
-    let names: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
-    let of_tables = outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+/// As [`table_facts`], for the outboxes that are tables, in their order. Reads the catalogs in one
+/// statement.
+pub(crate) async fn all_table_facts(
+    client: &Client,
+    outboxes: &[OutboxConfig],
+) -> Result<Vec<TableFacts>> {
+    let names: Vec<_> = outboxes
+        .iter()
+        .filter_map(|outbox| outbox.source.table())
+        .collect();
+    let of_tables = outboxes
+        .iter()
+        .filter(|outbox| outbox.source.table().is_some());
     let mut facts = Vec::with_capacity(names.len());
-    for ((outbox, name), table) in of_tables.zip(&names).zip(table::read_all(client, &names).await?) {
+    for ((outbox, name), table) in of_tables
+        .zip(&names)
+        .zip(table::read_all(client, &names).await?)
+    {
         let table = table.ok_or_else(|| no_table(name, "this database", None))?;
         facts.push(facts_of(client, outbox, name, &table).await?);
     }
     Ok(facts)
 }
 
-async fn facts_of(client: &Client, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<TableFacts> {
+async fn facts_of(
+    client: &Client,
+    outbox: &OutboxConfig,
+    name: &TableName,
+    table: &Table,
+) -> Result<TableFacts> {
     let mut facts = TableFacts::found(table, name, outbox)?;
     let from = from(&facts)?;
     if let Some(sql) = &outbox.upkeep.order_by {
@@ -331,7 +441,8 @@ async fn facts_of(client: &Client, outbox: &OutboxConfig, name: &TableName, tabl
     Ok(facts)
 }
 
-/// Rows whose transaction column has a transaction that this server did not have yet: they are of another server.
+/// Rows whose transaction column has a transaction that this server did not have yet: they are of
+/// another server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RestoredRows {
     pub(crate) cause: String,
@@ -340,28 +451,49 @@ pub(crate) struct RestoredRows {
 }
 
 /// Looks for such rows, for as long as the session's `statement_timeout`.
-pub(crate) async fn restored_rows(session: &SqlSession, facts: &TableFacts) -> Result<Option<RestoredRows>> {
+pub(crate) async fn restored_rows(
+    session: &SqlSession,
+    facts: &TableFacts,
+) -> Result<Option<RestoredRows>> {
     const DOING: &str = "looking for rows of another server";
-    let Some(xid) = &facts.xid_column else { return Ok(None) };
-    let (column, from) = (quote_ident(xid)?, from(facts)?);
-    let id = facts.key.first().map(|id| quote_ident(&id.name)).transpose()?;
+    let Some(xid) = &facts.xid_column else {
+        return Ok(None);
+    };
+    let column = quote_ident(xid)?;
+    let from = from(facts)?;
+    let id = facts
+        .key
+        .first()
+        .map(|id| quote_ident(&id.name))
+        .transpose()?;
     let id = id.map_or("null".to_owned(), |id| format!("{id}::text"));
     let sql = format!(
-        "select count(*), min({id}), pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295 from {from} \
+        "select count(*), min({id}), pg_snapshot_xmin(pg_current_snapshot())::text::bigint & \
+         4294967295 from {from} \
          where {column} >= pg_snapshot_xmax(pg_current_snapshot())"
     );
-    let found = session.texts(&sql).await.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
-    let Some([Some(rows), id, Some(oldest)]) = found.first().map(Vec::as_slice) else { return Ok(None) };
+    let found = session
+        .texts(&sql)
+        .await
+        .map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+    let Some([Some(rows), id, Some(oldest)]) = found.first().map(Vec::as_slice) else {
+        return Ok(None);
+    };
     if rows == "0" {
         return Ok(None);
     }
-    let example = id.as_ref().map(|id| format!(", such as the one with id {id:.100}")).unwrap_or_default();
+    let example = id
+        .as_ref()
+        .map(|id| format!(", such as the one with id {id:.100}"))
+        .unwrap_or_default();
     let cause = format!(
-        "table {}: the {xid} of {rows} rows{example} is of another server: xmin decides whether they are published",
+        "table {}: the {xid} of {rows} rows{example} is of another server: xmin decides whether \
+         they are published",
         facts.name
     );
     let fix = format!(
-        "update {} set {column} = '2' where {column} >= pg_snapshot_xmax(pg_current_snapshot()) and \
+        "update {} set {column} = '2' where {column} >= pg_snapshot_xmax(pg_current_snapshot()) \
+         and \
          age(xmin) > age('{oldest}'::xid);",
         quote_table(&facts.name)?
     );
@@ -369,10 +501,17 @@ pub(crate) async fn restored_rows(session: &SqlSession, facts: &TableFacts) -> R
 }
 
 /// The configured order; none without the privilege to use it.
-async fn configured_order(client: &Client, table: &Table, from: &str, sql: &str) -> Result<Option<Order>> {
+async fn configured_order(
+    client: &Client,
+    table: &Table,
+    from: &str,
+    sql: &str,
+) -> Result<Option<Order>> {
     // In WHERE it can be no aggregate, window function or set either.
     let asked = format!("select ({sql}) from {from} where ({sql}) is not null");
-    let Some(statement) = prepare(client, &asked, "outbox.order_by", ORDER_REMEDY).await? else { return Ok(None) };
+    let Some(statement) = prepare(client, &asked, "outbox.order_by", ORDER_REMEDY).await? else {
+        return Ok(None);
+    };
     let type_oid = match statement.columns() {
         [column] if *column.type_() != Type::RECORD => column.type_().oid(),
         _ => {
@@ -383,54 +522,93 @@ async fn configured_order(client: &Client, table: &Table, from: &str, sql: &str)
     let params: [Param<'_>; 1] = [(&type_oid, Type::OID)];
     let of: TypeFacts = one_json(client, DESCRIBING, TYPE_SQL, &params).await?;
     if !of.is_ordered {
-        let cause = format!("outbox.order_by: {sql} is of type {}, which Postgres itself does not order", of.name);
+        let cause = format!(
+            "outbox.order_by: {sql} is of type {}, which Postgres itself does not order",
+            of.name
+        );
         return Err(Error::new(Kind::Config, cause)
             .remedy("cast it to a type that it does, such as order_by = \"number::text\""));
     }
-    let not_null = table.columns.iter().any(|column| column.not_null && is_named_by(column, sql));
-    Ok(Some(Order { sql: sql.to_owned(), type_name: of.name, not_null, is_found: false }))
+    let not_null = table
+        .columns
+        .iter()
+        .any(|column| column.not_null && is_named_by(column, sql));
+    Ok(Some(Order {
+        sql: sql.to_owned(),
+        type_name: of.name,
+        not_null,
+        is_found: false,
+    }))
 }
 
 /// Has Postgres check a statement with the SQL of `setting`; none without the privilege to run it.
-async fn prepare(client: &Client, sql: &str, setting: &str, remedy: &str) -> Result<Option<Statement>> {
+async fn prepare(
+    client: &Client,
+    sql: &str,
+    setting: &str,
+    remedy: &str,
+) -> Result<Option<Statement>> {
     let doing = format!("checking {setting}");
     let failed = match bounded(&doing, QUERY_TIMEOUT, client.prepare(sql)).await {
         Ok(statement) if statement.params().is_empty() => return Ok(Some(statement)),
         Ok(_) => {
-            let cause = format!("{setting} has parameters such as $1, and nothing is put in for them");
-            return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
+            let cause =
+                format!("{setting} has parameters such as $1, and nothing is put in for them");
+            return Err(
+                Error::new(Kind::Config, cause).remedy("write values where the parameters are")
+            );
         }
         Err(failed) => failed,
     };
     match failed.sqlstate() {
         Some("42501") => Ok(None),
-        Some(_) if is_about_sql(&failed) => Err(Error::new(Kind::Config, failed.error().cause()).remedy(remedy)),
+        Some(_) if is_about_sql(&failed) => {
+            Err(Error::new(Kind::Config, failed.error().cause()).remedy(remedy))
+        }
         Some(_) | None => Err(failed.into()),
     }
 }
 
 /// Whether Postgres refused the SQL itself: syntax, names, values, or an unsupported feature.
 fn is_about_sql(failed: &QueryError) -> bool {
-    failed.sqlstate().is_some_and(|sqlstate| ["42", "22", "0A"].iter().any(|class| sqlstate.starts_with(class)))
+    failed.sqlstate().is_some_and(|sqlstate| {
+        ["42", "22", "0A"]
+            .iter()
+            .any(|class| sqlstate.starts_with(class))
+    })
 }
 
-/// Explains the statements that will be run: that checks every privilege, of columns and functions too, and reads no row.
+/// Explains the statements that will be run: that checks every privilege, of columns and functions
+/// too, and reads no row.
 async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<bool> {
-    let none = "3:3:".parse().map_err(|error| Error::new(Kind::Bug, error))?;
+    let none = "3:3:"
+        .parse()
+        .map_err(|error| Error::new(Kind::Bug, error))?;
     let mut all = vec![Which::Unpublished {
         snapshot: &none,
         also: &[],
-        copies: Some(Copies { snapshot: &none, before: None, savepoints: &[], all_from: None }),
+        copies: Some(Copies {
+            snapshot: &none,
+            before: None,
+            savepoints: &[],
+            all_from: None,
+        }),
     }];
     all.extend(outbox.upkeep.pending.as_ref().map(|_| Which::Pending));
     all.extend(facts.time.as_ref().map(|_| Which::Since("-infinity")));
-    let doing = if outbox.upkeep.order_by.is_some() { "checking outbox.order_by" } else { DESCRIBING };
+    let doing = if outbox.upkeep.order_by.is_some() {
+        "checking outbox.order_by"
+    } else {
+        DESCRIBING
+    };
     for which in all {
         let sql = format!("explain {}", rows(facts, outbox, &Selection::of(which))?);
         match bounded(doing, QUERY_TIMEOUT, client.batch_execute(&sql)).await {
             Ok(()) => {}
             // Rows that a policy hides are refused with this state, too, and no right would help.
-            Err(failed) if failed.sqlstate() == Some("42501") && !hides_rows(&failed) => return Ok(false),
+            Err(failed) if failed.sqlstate() == Some("42501") && !hides_rows(&failed) => {
+                return Ok(false);
+            }
             // An expression that Postgres takes alone and not behind ORDER BY, such as a constant.
             Err(failed) if outbox.upkeep.order_by.is_some() && is_about_sql(&failed) => {
                 return Err(Error::new(Kind::Config, failed.error().cause()).remedy(ORDER_REMEDY));
@@ -457,8 +635,15 @@ mod tests {
     #[test]
     fn an_expression_that_only_names_a_column_is_recognized() {
         let plain = Column::of("seq", "int8");
-        let quoted = Column { written: "\"null\"".to_owned(), ..Column::of("null", "int8") };
-        assert!(is_named_by(&plain, " seq ") && is_named_by(&plain, "\"seq\"") && is_named_by(&quoted, "\"null\""));
+        let quoted = Column {
+            written: "\"null\"".to_owned(),
+            ..Column::of("null", "int8")
+        };
+        assert!(
+            is_named_by(&plain, " seq ")
+                && is_named_by(&plain, "\"seq\"")
+                && is_named_by(&quoted, "\"null\"")
+        );
         assert!(!is_named_by(&plain, "seq + 1") && !is_named_by(&quoted, "null"));
     }
 }

@@ -1,5 +1,5 @@
-//! A byte stream that ends at a message no server sends. The SQL client keeps what arrives until a message is complete,
-//! and would keep two gigabytes of whoever answers at the server's address.
+//! A byte stream that ends at a message no server sends. The SQL client keeps what arrives until a
+//! message is complete, and would keep two gigabytes of whoever answers at the server's address.
 
 use std::io;
 use std::pin::Pin;
@@ -27,7 +27,10 @@ pub(crate) struct Bounded<S> {
 
 impl<S> Bounded<S> {
     pub(crate) fn new(stream: S) -> Bounded<S> {
-        Bounded { stream, frames: Frames::default() }
+        Bounded {
+            stream,
+            frames: Frames::default(),
+        }
     }
 }
 
@@ -50,8 +53,12 @@ impl Frames {
                 bytes = bytes.get(skipped..).unwrap_or_default();
                 continue;
             }
-            let missing = HEADER_BYTES.saturating_sub(self.header.len()).min(bytes.len());
-            let Some((more, rest)) = bytes.split_at_checked(missing) else { return Ok(()) };
+            let missing = HEADER_BYTES
+                .saturating_sub(self.header.len())
+                .min(bytes.len());
+            let Some((more, rest)) = bytes.split_at_checked(missing) else {
+                return Ok(());
+            };
             self.header.extend_from_slice(more);
             bytes = rest;
             if let Some([tag, length @ ..]) = self.header.first_chunk::<HEADER_BYTES>().copied() {
@@ -63,12 +70,22 @@ impl Frames {
     }
 
     fn begin(&mut self, tag: u8, length: i32) -> Result<(), FrameError> {
-        let body_bytes = usize::try_from(length).ok().and_then(|length| length.checked_sub(4));
+        let body_bytes = usize::try_from(length)
+            .ok()
+            .and_then(|length| length.checked_sub(4));
         let body_bytes = body_bytes.ok_or(FrameError::Length(length))?;
         let frame_bytes = body_bytes + HEADER_BYTES;
-        let frame_bytes_max = if self.is_logged_in { FRAME_BYTES_MAX } else { LOGIN_FRAME_BYTES_MAX };
+        let frame_bytes_max = if self.is_logged_in {
+            FRAME_BYTES_MAX
+        } else {
+            LOGIN_FRAME_BYTES_MAX
+        };
         if frame_bytes > frame_bytes_max {
-            return Err(FrameError::TooLarge { tag, frame_bytes, frame_bytes_max });
+            return Err(FrameError::TooLarge {
+                tag,
+                frame_bytes,
+                frame_bytes_max,
+            });
         }
         self.is_logged_in |= tag == READY_FOR_QUERY;
         self.body_bytes = body_bytes;
@@ -77,16 +94,26 @@ impl Frames {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        let taken = self.frames.take(buffer.filled().get(before..).unwrap_or_default());
+        let taken = self
+            .frames
+            .take(buffer.filled().get(before..).unwrap_or_default());
         Poll::Ready(taken.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -132,25 +159,49 @@ mod tests {
     #[test]
     fn a_message_of_two_gigabytes_is_refused_at_its_header_before_and_after_the_login() {
         let huge = frame(b'R', i32::MAX);
-        assert!(matches!(Frames::default().take(&huge), Err(FrameError::TooLarge { .. })));
+        assert!(matches!(
+            Frames::default().take(&huge),
+            Err(FrameError::TooLarge { .. })
+        ));
         let mut frames = Frames::default();
         let ready = [frame(READY_FOR_QUERY, 5), b"I".to_vec()].concat();
         assert_eq!(frames.take(&ready), Ok(()));
-        assert!(matches!(frames.take(&huge), Err(FrameError::TooLarge { .. })));
-        assert_eq!(Frames::default().take(&frame(b'R', 3)), Err(FrameError::Length(3)));
+        assert!(matches!(
+            frames.take(&huge),
+            Err(FrameError::TooLarge { .. })
+        ));
+        assert_eq!(
+            Frames::default().take(&frame(b'R', 3)),
+            Err(FrameError::Length(3))
+        );
     }
 
     #[test]
     fn messages_are_followed_however_they_are_cut_and_large_rows_pass_after_the_login() {
         let row_bytes = LOGIN_FRAME_BYTES_MAX * 3;
-        let row = [frame(b'D', i32::try_from(row_bytes).unwrap() + 4), vec![0xff; row_bytes]].concat();
+        let row = [
+            frame(b'D', i32::try_from(row_bytes).unwrap() + 4),
+            vec![0xff; row_bytes],
+        ]
+        .concat();
         let ready = [frame(READY_FOR_QUERY, 5), b"I".to_vec()].concat();
         let all = [ready.clone(), row.clone(), ready, row].concat();
         for cut in [1, 3, 5, 7, 4096, all.len()] {
             let mut frames = Frames::default();
-            assert!(all.chunks(cut).all(|part| frames.take(part).is_ok()), "in parts of {cut}");
-            assert_eq!((frames.body_bytes, frames.header.len()), (0, 0), "in parts of {cut}");
+            assert!(
+                all.chunks(cut).all(|part| frames.take(part).is_ok()),
+                "in parts of {cut}"
+            );
+            assert_eq!(
+                (frames.body_bytes, frames.header.len()),
+                (0, 0),
+                "in parts of {cut}"
+            );
         }
-        assert!(Frames::default().take(&frame(b'D', i32::try_from(row_bytes).unwrap())).is_err());
+        assert!(
+            Frames::default()
+                .take(&frame(b'D', i32::try_from(row_bytes).unwrap()))
+                .is_err()
+        );
     }
 }

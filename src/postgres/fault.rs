@@ -1,8 +1,8 @@
 //! Turns errors of Postgres, the network and TLS into [`Error`], with a kind and a remedy.
 //!
-//! SQLSTATE and error type decide, never the text of a message, which is in the server's language. Only the SQLSTATE
-//! and the message of a server's error are passed on: its DETAIL can hold the values of a row.
-//! <https://www.postgresql.org/docs/current/errcodes-appendix.html>
+//! SQLSTATE and error type decide, never the text of a message, which is in the server's language.
+//! Only the SQLSTATE and the message of a server's error are passed on: its DETAIL can hold the
+//! values of a row. <https://www.postgresql.org/docs/current/errcodes-appendix.html>
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -35,18 +35,26 @@ impl fmt::Display for While<'_> {
 }
 
 /// The remedy for a failed negotiation without details from either side.
-const AGREE: &str = "check that a password is given (in ~/.pgpass as HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or \
+const AGREE: &str = "check that a password is given (in ~/.pgpass as \
+                     HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or \
                      in PGPASSWORD), and what pg_hba.conf asks for from this role and address";
 
-/// Whether this SQLSTATE means that the server shuts down or starts, or has ended the session for a shutdown:
-/// `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.
+/// Whether this SQLSTATE means that the server shuts down or starts, or has ended the session for a
+/// shutdown: `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.
 pub(crate) fn is_shutdown(sqlstate: &str) -> bool {
     matches!(sqlstate, "57P01" | "57P02" | "57P03")
 }
 
 pub(crate) fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
     let kind = kind_of(act, sqlstate);
-    let error = Error::new(kind, format_args!("while {act}: {} (SQLSTATE {})", one_line(message), one_line(sqlstate)));
+    let error = Error::new(
+        kind,
+        format_args!(
+            "while {act}: {} (SQLSTATE {})",
+            one_line(message),
+            one_line(sqlstate)
+        ),
+    );
     match remedy(act, sqlstate) {
         Some(remedy) => error.remedy(remedy),
         None => error,
@@ -54,14 +62,17 @@ pub(crate) fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
 }
 
 /// The function that waits for a standby of `synchronized_standby_slots` (17 and newer;
-/// `src/backend/replication/slot.c`). Texts are in the server's language; names of functions are not translated.
+/// `src/backend/replication/slot.c`). Texts are in the server's language; names of functions are
+/// not translated.
 pub(crate) const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
 
-/// The error for a report of the server that function `routine` made. A server that shuts down stops waiting for a
-/// standby. It then reports in the stream that a slot is missing or unusable, and means the standby's slot.
+/// The error for a report of the server that function `routine` made. A server that shuts down
+/// stops waiting for a standby. It then reports in the stream that a slot is missing or unusable,
+/// and means the standby's slot.
 pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
     if matches!(act, While::Streaming(_)) && routine == WAITS_FOR_STANDBY {
-        let (message, sqlstate) = (one_line(message), one_line(sqlstate));
+        let message = one_line(message);
+        let sqlstate = one_line(sqlstate);
         let what = format_args!("while {act}: the server stops: {message} (SQLSTATE {sqlstate})");
         return Error::new(Kind::PostgresUnreachable, what);
     }
@@ -71,14 +82,20 @@ pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &
 /// The function that refuses a statement because of a policy (`src/backend/utils/misc/rls.c`).
 const CHECKS_POLICIES: &str = "check_enable_rls";
 
-/// The remedy where row-level security would hide rows from `role`. In all sessions of walrelay that is an error.
+/// The remedy where row-level security would hide rows from `role`. In all sessions of walrelay
+/// that is an error.
 pub(crate) fn sees_all_rows(role: &str) -> String {
-    format!("alter role {role} bypassrls; -- walrelay has to see all rows, and a policy hides some from this role")
+    format!(
+        "alter role {role} bypassrls; -- walrelay has to see all rows, and a policy hides some \
+         from this role"
+    )
 }
 
 /// Whether `error` is about a policy of row-level security, and not about a privilege.
 pub(crate) fn is_about_policy(error: &Error) -> bool {
-    error.what_to_do().is_some_and(|remedy| remedy == sees_all_rows("…"))
+    error
+        .what_to_do()
+        .is_some_and(|remedy| remedy == sees_all_rows("…"))
 }
 
 pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
@@ -89,12 +106,21 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
             Some(_) | None => reported,
         };
     }
-    let causes = || std::iter::successors(Some(error as &dyn StdError), |error| StdError::source(*error));
+    let causes = || {
+        std::iter::successors(Some(error as &dyn StdError), |error| {
+            StdError::source(*error)
+        })
+    };
     if let Some(io) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) {
         return self::io(act, io);
     }
     let text: Vec<String> = causes().map(ToString::to_string).collect();
-    let failed = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
+    let failed = |kind| {
+        Error::new(
+            kind,
+            format_args!("while {act}: {}", one_line(&text.join(": "))),
+        )
+    };
     match act {
         _ if error.is_closed() => failed(Kind::PostgresUnreachable),
         // No socket failed and the server reported nothing: the negotiation failed.
@@ -104,37 +130,59 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
 }
 
 pub(crate) fn io(act: While<'_>, error: &io::Error) -> Error {
-    match (act, error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())) {
+    match (
+        act,
+        error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<rustls::Error>()),
+    ) {
         (While::Connecting(_), Some(refusal)) => tls(act, refusal),
-        // Authentication failed on this side, for example because the server does not prove that it knows the password.
+        // Authentication failed on this side, for example because the server does not prove that it
+        // knows the password.
         (While::Connecting(_), None)
             if error.raw_os_error().is_none()
-                && matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidInput) =>
+                && matches!(
+                    error.kind(),
+                    io::ErrorKind::Other | io::ErrorKind::InvalidInput
+                ) =>
         {
             let cause = format!("while {act}: {}", one_line(&error.to_string()));
             Error::new(Kind::PostgresRefused, cause).remedy(AGREE)
         }
         // Over TLS, the end of the stream is an error with a text of the library.
-        _ if error.kind() == io::ErrorKind::UnexpectedEof => {
-            Error::new(Kind::PostgresUnreachable, format_args!("while {act}: the server closed the connection"))
-        }
-        _ => Error::new(Kind::PostgresUnreachable, format_args!("while {act}: {}", one_line(&error.to_string()))),
+        _ if error.kind() == io::ErrorKind::UnexpectedEof => Error::new(
+            Kind::PostgresUnreachable,
+            format_args!("while {act}: the server closed the connection"),
+        ),
+        _ => Error::new(
+            Kind::PostgresUnreachable,
+            format_args!("while {act}: {}", one_line(&error.to_string())),
+        ),
     }
 }
 
 fn tls(act: While<'_>, refusal: &rustls::Error) -> Error {
     let error = Error::new(
         Kind::PostgresRefused,
-        format_args!("while {act}: no TLS connection: {}", one_line(&refusal.to_string())),
+        format_args!(
+            "while {act}: no TLS connection: {}",
+            one_line(&refusal.to_string())
+        ),
     );
     if matches!(refusal, rustls::Error::InvalidCertificate(_)) {
-        return error.remedy("check sslrootcert and the host's name against the server's certificate");
+        return error
+            .remedy("check sslrootcert and the host's name against the server's certificate");
     }
-    error.remedy("check sslmode, sslcert and sslkey against the server's ssl settings and pg_hba.conf")
+    error.remedy(
+        "check sslmode, sslcert and sslkey against the server's ssl settings and pg_hba.conf",
+    )
 }
 
 pub(crate) fn timeout(act: While<'_>, after: std::time::Duration) -> Error {
-    Error::new(Kind::PostgresUnreachable, format_args!("while {act}: no answer within {} ms", after.as_millis()))
+    Error::new(
+        Kind::PostgresUnreachable,
+        format_args!("while {act}: no answer within {} ms", after.as_millis()),
+    )
 }
 
 /// The remedy for an unreachable server; `named` says whether the configuration names a server.
@@ -181,7 +229,8 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
 }
 
 /// The rows that SQLSTATE 22021 and 22P05 are about.
-const NOT_UTF8: &str = "A row has text that is not UTF-8, or has no equivalent in UTF-8 (encodings SQL_ASCII, WIN1252 and \
+const NOT_UTF8: &str = "A row has text that is not UTF-8, or has no equivalent in UTF-8 (encodings \
+                        SQL_ASCII, WIN1252 and \
                         the like)";
 const VERSION: &str = "select version()";
 
@@ -189,21 +238,28 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
     let of_slot = |command, slot| NextCommand::new(command).option("slot", slot);
     Some(match (sqlstate, act) {
         ("28P01", _) => Remedy::from(
-            "check the password, and that the role has one: ALTER ROLE … PASSWORD; where pg_hba.conf says \
+            "check the password, and that the role has one: ALTER ROLE … PASSWORD; where \
+             pg_hba.conf says \
              clientcert=verify-full, check also that sslcert is in the role's name",
         ),
         ("28000", _) => Remedy::from(
-            "check that the role exists and may log in (CREATE ROLE … LOGIN REPLICATION, ALTER ROLE … LOGIN), that pg_hba.conf \
-             has a line for this role, database and address (not one for the keyword replication), and what that asks for: \
-             hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and sslkey",
+            "check that the role exists and may log in (CREATE ROLE … LOGIN REPLICATION, ALTER \
+             ROLE … LOGIN), that pg_hba.conf \
+             has a line for this role, database and address (not one for the keyword replication), \
+             and what that asks for: \
+             hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and \
+             sslkey",
         ),
         ("3D000" | "57P04", _) => Remedy::from("check the name of the database"),
         ("42501", While::Querying(_)) => Remedy::from("grant the role what the message names"),
-        ("42501", _) => Remedy::from("ALTER ROLE … REPLICATION (on a managed service: grant its replication role)"),
-        ("55006", _) => Remedy::from("stop the other session, or wait: this relay takes over once the slot is free"),
+        ("42501", _) => Remedy::from("ALTER ROLE … REPLICATION (on a managed service: grant its \
+                                      replication role)"),
+        ("55006", _) => Remedy::from("stop the other session, or wait: this relay takes over once \
+                                      the slot is free"),
         ("42704", While::Starting(slot)) => Remedy::from("create the slot: ").and(of_slot("setup", slot)),
         ("42704", While::Streaming(slot)) => Remedy::from(
-            "name the publication the slot was made for with --publication. If that was dropped, or made after the slot, \
+            "name the publication the slot was made for with --publication. If that was dropped, \
+             or made after the slot, \
              the slot finds none however often it is created again: ",
         )
         .and(of_slot("teardown", slot).flag("force"))
@@ -216,24 +272,33 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
             Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
         ("55P03" | "57014", While::Querying(_)) => Remedy::from(
-            "if this does not pass, see who holds a lock: select a.pid, a.application_name, l.mode, \
-             l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) where l.granted and l.mode like \
+            "if this does not pass, see who holds a lock: select a.pid, a.application_name, \
+             l.mode, \
+             l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) where \
+             l.granted and l.mode like \
              '%ExclusiveLock' and l.relation is not null",
         ),
-        ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
+        ("53300", _) => Remedy::from("if this does not pass: raise max_connections or \
+                                      max_wal_senders"),
         ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
         ("22021" | "22P05", While::Streaming(slot)) => Remedy::from(format!(
-            "nothing was skipped. {NOT_UTF8}, and cannot be streamed. With client_encoding set to SQL_ASCII, \
-             pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row by hand, and correct \
+            "nothing was skipped. {NOT_UTF8}, and cannot be streamed. With client_encoding set to \
+             SQL_ASCII, \
+             pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row \
+             by hand, and correct \
              or delete it in the table"
         )),
-        ("22021" | "22P05", _) => Remedy::from(format!("{NOT_UTF8}: correct it in the table, or delete it")),
+        ("22021" | "22P05", _) => Remedy::from(format!("{NOT_UTF8}: correct it in the table, or \
+                                                        delete it")),
         ("54000", While::Streaming(_)) => {
-            Remedy::from("nothing was skipped. A value is too large to be sent: deliver that row by hand")
+            Remedy::from("nothing was skipped. A value is too large to be sent: deliver that row \
+                          by hand")
         }
         (internal, While::Starting(slot) | While::Streaming(slot)) if internal.starts_with("XX") => Remedy::from(format!(
-            "nothing was skipped. Start the relay again. If the same error comes back, the server cannot decode its WAL: \
-             see its minor version with {VERSION}, and upgrade it to the newest one. Or read from the table what was not \
+            "nothing was skipped. Start the relay again. If the same error comes back, the server \
+             cannot decode its WAL: \
+             see its minor version with {VERSION}, and upgrade it to the newest one. Or read from \
+             the table what was not \
              published, with another slot: "
         ))
         .and(of_slot("teardown", slot).flag("force"))
@@ -248,7 +313,10 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
 /// A peer's text as one line of bounded length, without control characters.
 fn one_line(text: &str) -> String {
     const CHARACTERS_MAX: usize = 500;
-    text.chars().take(CHARACTERS_MAX).map(|char| if char.is_control() { ' ' } else { char }).collect()
+    text.chars()
+        .take(CHARACTERS_MAX)
+        .map(|char| if char.is_control() { ' ' } else { char })
+        .collect()
 }
 
 #[cfg(test)]
@@ -262,14 +330,22 @@ mod tests {
         let starting = While::Starting("s");
         let streaming = While::Streaming("s");
         for (act, kind, sqlstates) in [
-            (connecting, Kind::PostgresRefused, &["28P01", "28000", "3D000", "42501"][..]),
+            (
+                connecting,
+                Kind::PostgresRefused,
+                &["28P01", "28000", "3D000", "42501"][..],
+            ),
             (connecting, Kind::PostgresUnreachable, &["53300", "57P03"]),
             (starting, Kind::SlotActive, &["55006"]),
             (starting, Kind::SlotUnusable, &["42704", "55000", "58P01"]),
             (streaming, Kind::Publication, &["42704"]),
             (streaming, Kind::PostgresUnreachable, &["57P01"]),
             (streaming, Kind::SlotUnusable, &["55000"]),
-            (streaming, Kind::Event, &["XX000", "XX001", "54000", "22021", "22P05"]),
+            (
+                streaming,
+                Kind::Event,
+                &["XX000", "XX001", "54000", "22021", "22P05"],
+            ),
             (querying, Kind::Event, &["22021", "22P05"]),
             (querying, Kind::PostgresUnreachable, &["57014"]),
             (querying, Kind::Publication, &["42P01"]),
@@ -278,7 +354,10 @@ mod tests {
             for sqlstate in sqlstates {
                 let error = server(act, sqlstate, "text");
                 assert_eq!(error.kind(), kind, "{sqlstate} while {act}");
-                assert!(!kind.halts() || error.what_to_do().is_some(), "{sqlstate} while {act} has no remedy");
+                assert!(
+                    !kind.halts() || error.what_to_do().is_some(),
+                    "{sqlstate} while {act} has no remedy"
+                );
             }
         }
     }
@@ -287,18 +366,37 @@ mod tests {
     fn a_stream_error_of_a_server_that_waits_for_a_standby_is_retried() {
         for sqlstate in ["55000", "22023"] {
             let kind = |act, routine| reported(act, routine, sqlstate, "text").kind();
-            assert_eq!(kind(While::Streaming("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);
-            assert_ne!(kind(While::Streaming("s"), "other"), Kind::PostgresUnreachable);
-            assert_ne!(kind(While::Starting("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);
+            assert_eq!(
+                kind(While::Streaming("s"), WAITS_FOR_STANDBY),
+                Kind::PostgresUnreachable
+            );
+            assert_ne!(
+                kind(While::Streaming("s"), "other"),
+                Kind::PostgresUnreachable
+            );
+            assert_ne!(
+                kind(While::Starting("s"), WAITS_FOR_STANDBY),
+                Kind::PostgresUnreachable
+            );
         }
     }
 
     #[test]
     fn a_missing_slot_or_publication_is_named_in_the_remedy() {
         let missing_slot = server(While::Starting("orders"), "42704", "text");
-        assert_eq!(missing_slot.what_to_do().as_deref(), Some("create the slot: walrelay setup --slot orders"));
-        let remedy = server(While::Streaming("orders"), "42704", "text").what_to_do().unwrap();
-        for part in ["--publication", "teardown --slot orders --force", "setup --slot orders", "reads from the table"] {
+        assert_eq!(
+            missing_slot.what_to_do().as_deref(),
+            Some("create the slot: walrelay setup --slot orders")
+        );
+        let remedy = server(While::Streaming("orders"), "42704", "text")
+            .what_to_do()
+            .unwrap();
+        for part in [
+            "--publication",
+            "teardown --slot orders --force",
+            "setup --slot orders",
+            "reads from the table",
+        ] {
             assert!(remedy.contains(part), "{part}: {remedy}");
         }
     }
@@ -306,14 +404,23 @@ mod tests {
     #[test]
     fn an_internal_error_of_the_server_names_the_upgrade_at_once() {
         for act in [While::Starting("orders"), While::Streaming("orders")] {
-            let remedy = server(act, "XX000", "invalid memory alloc request size").what_to_do().unwrap();
-            assert!(remedy.contains("upgrade it to the newest") && remedy.contains("run --slot orders"), "{remedy}");
+            let remedy = server(act, "XX000", "invalid memory alloc request size")
+                .what_to_do()
+                .unwrap();
+            assert!(
+                remedy.contains("upgrade it to the newest") && remedy.contains("run --slot orders"),
+                "{remedy}"
+            );
         }
     }
 
     #[test]
     fn a_message_of_the_server_becomes_one_line_of_bounded_length() {
-        let error = server(While::Querying("x"), "57\n01", &format!("a\nb\u{1b}[2J{}", "c".repeat(100_000)));
+        let error = server(
+            While::Querying("x"),
+            "57\n01",
+            &format!("a\nb\u{1b}[2J{}", "c".repeat(100_000)),
+        );
         assert!(!error.cause().contains(['\n', '\u{1b}']));
         assert!(error.cause().len() < 1000);
     }
@@ -326,6 +433,9 @@ mod tests {
         let certificate = rustls::Error::InvalidCertificate(rustls::CertificateError::Expired);
         let wrapped = io::Error::new(io::ErrorKind::InvalidData, certificate.clone());
         assert_eq!(io(act, &wrapped).kind(), Kind::PostgresRefused);
-        assert_eq!(io(While::Streaming("s"), &wrapped).kind(), Kind::PostgresUnreachable);
+        assert_eq!(
+            io(While::Streaming("s"), &wrapped).kind(),
+            Kind::PostgresUnreachable
+        );
     }
 }

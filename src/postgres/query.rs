@@ -10,27 +10,35 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::postgres::fault::{self, While};
 use walrelay_core::error::{Error, Kind, Result};
 
-/// The time limit for a statement that reads catalogs or one row. A session that needs longer is stuck.
+/// The time limit for a statement that reads catalogs or one row. A session that needs longer is
+/// stuck.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The server's own limit for a statement and for a wait for a lock, unless the session has another. It is below the
-/// client's: the server ends a statement that waits for a lock, and the session stays usable.
+/// The server's own limit for a statement and for a wait for a lock, unless the session has
+/// another. It is below the client's: the server ends a statement that waits for a lock, and the
+/// session stays usable.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The remedies for a server that takes no writes. Some services make a database read-only when the disk is full.
-const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: make room there. If \
-     somebody set it, see where: select source from pg_settings where name = 'default_transaction_read_only'; and undo it: \
-     alter system, alter database … or alter role … reset default_transaction_read_only; select pg_reload_conf(); If the \
+/// The remedies for a server that takes no writes. Some services make a database read-only when the
+/// disk is full.
+const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: \
+                         make room there. If \
+     somebody set it, see where: select source from pg_settings where name = \
+     'default_transaction_read_only'; and undo it: \
+     alter system, alter database … or alter role … reset default_transaction_read_only; select \
+     pg_reload_conf(); If the \
      server is a standby, add target_session_attrs=read-write";
-const DISK_FULL: &str =
-    "the server's disk is full: make room there; a slot that retains much WAL is in pg_replication_slots";
+const DISK_FULL: &str = "the server's disk is full: make room there; a slot that retains much WAL \
+                         is in pg_replication_slots";
 
-/// A parameter with its type. A statement with typed parameters needs one round trip, and the server keeps none of it.
+/// A parameter with its type. A statement with typed parameters needs one round trip, and the
+/// server keeps none of it.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// The failure of a statement, and its effect on the session.
 #[derive(Debug)]
 pub(crate) enum QueryError {
-    /// The server refused the statement, or the answer cannot be read. The session can be used further.
+    /// The server refused the statement, or the answer cannot be read. The session can be used
+    /// further.
     Refused {
         error: Error,
         /// The server's code; none if the answer cannot be read.
@@ -54,8 +62,12 @@ impl QueryError {
                     "53100" => Some(DISK_FULL),
                     _ => None,
                 };
-                let error = fix.map(|fix| Error::new(Kind::PostgresUnwritable, reported.cause()).remedy(fix));
-                QueryError::Refused { error: error.unwrap_or(reported), sqlstate: Some(code.clone()) }
+                let error = fix
+                    .map(|fix| Error::new(Kind::PostgresUnwritable, reported.cause()).remedy(fix));
+                QueryError::Refused {
+                    error: error.unwrap_or(reported),
+                    sqlstate: Some(code.clone()),
+                }
             }
             None if reported.kind() == Kind::PostgresUnreachable => QueryError::Broken(reported),
             None => QueryError::refused(reported),
@@ -63,12 +75,17 @@ impl QueryError {
     }
 
     pub(crate) fn refused(error: Error) -> QueryError {
-        QueryError::Refused { error, sqlstate: None }
+        QueryError::Refused {
+            error,
+            sqlstate: None,
+        }
     }
 
     pub(crate) fn error(&self) -> &Error {
         match self {
-            QueryError::Refused { error, .. } | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+            QueryError::Refused { error, .. }
+            | QueryError::ShuttingDown(error)
+            | QueryError::Broken(error) => error,
         }
     }
 
@@ -87,8 +104,9 @@ impl QueryError {
         }
     }
 
-    /// Of a write that the server accepted when the session began: a refusal can be undone while the relay waits.
-    /// A table or column that is gone needs a new session, which prepares its statements again.
+    /// Of a write that the server accepted when the session began: a refusal can be undone while
+    /// the relay waits. A table or column that is gone needs a new session, which prepares its
+    /// statements again.
     pub(crate) fn of_write(self) -> QueryError {
         let kind = match self.sqlstate() {
             None => return self,
@@ -102,19 +120,23 @@ impl QueryError {
     /// Whether another session blocked the statement, so that a retry may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         const PASSING: [&str; 4] = ["40001", "40P01", "55P03", "57014"];
-        self.sqlstate().is_some_and(|sqlstate| PASSING.contains(&sqlstate))
+        self.sqlstate()
+            .is_some_and(|sqlstate| PASSING.contains(&sqlstate))
     }
 }
 
 impl From<QueryError> for Error {
     fn from(error: QueryError) -> Error {
         match error {
-            QueryError::Refused { error, .. } | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+            QueryError::Refused { error, .. }
+            | QueryError::ShuttingDown(error)
+            | QueryError::Broken(error) => error,
         }
     }
 }
 
-/// Waits for `answer`, at most for `limit`. `what` names the operation in an error ("reading the slot").
+/// Waits for `answer`, at most for `limit`. `what` names the operation in an error ("reading the
+/// slot").
 pub(crate) async fn bounded<T>(
     what: &str,
     limit: Duration,
@@ -122,7 +144,10 @@ pub(crate) async fn bounded<T>(
 ) -> Result<T, QueryError> {
     match tokio::time::timeout(limit, answer).await {
         Ok(answer) => answer.map_err(|error| QueryError::of(what, &error)),
-        Err(_) => Err(QueryError::Broken(fault::timeout(While::Querying(what), limit))),
+        Err(_) => Err(QueryError::Broken(fault::timeout(
+            While::Querying(what),
+            limit,
+        ))),
     }
 }
 
@@ -134,7 +159,9 @@ pub(crate) async fn one_text(
     params: &[Param<'_>],
 ) -> Result<Option<String>, QueryError> {
     let rows = bounded(what, QUERY_TIMEOUT, client.query_typed(sql, params)).await?;
-    let Some(row) = rows.first() else { return Ok(None) };
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
     row.try_get(0).map_err(|error| QueryError::of(what, &error))
 }
 
@@ -145,15 +172,27 @@ pub(crate) async fn one_json<T: DeserializeOwned>(
     sql: &str,
     params: &[Param<'_>],
 ) -> Result<T, QueryError> {
-    let text = one_text(client, what, sql, params).await?.unwrap_or_default();
+    let text = one_text(client, what, sql, params)
+        .await?
+        .unwrap_or_default();
     parsed(what, &text).map_err(QueryError::refused)
 }
 
-/// Parses the JSON of a walrelay statement. Invalid JSON comes from another server than Postgres, or from a bug.
+/// Parses the JSON of a walrelay statement. Invalid JSON comes from another server than Postgres,
+/// or from a bug.
 pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| {
-        Error::new(Kind::PostgresUnfit, format!("while {what}: the server's answer cannot be read: {error}"))
-            .remedy("walrelay needs PostgreSQL 14 or newer; other servers that speak its protocol are not supported")
+        Error::new(
+            Kind::PostgresUnfit,
+            format!(
+                "while {what}: the server's answer cannot be read: \
+                                                 {error}"
+            ),
+        )
+        .remedy(
+            "walrelay needs PostgreSQL 14 or newer; other servers that speak its protocol \
+                     are not supported",
+        )
     })
 }
 
@@ -162,7 +201,8 @@ const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A table of walrelay's own, and the texts of its errors.
 pub(crate) struct OwnTable {
     pub(crate) name: &'static str,
-    /// SQL that gives its state in a word: `usable`, `missing`, `old` for a table that `create` upgrades, or another.
+    /// SQL that gives its state in a word: `usable`, `missing`, `old` for a table that `create`
+    /// upgrades, or another.
     pub(crate) state: &'static str,
     pub(crate) create: &'static str,
     pub(crate) privileges: &'static str,
@@ -175,12 +215,14 @@ pub(crate) struct OwnTable {
 impl OwnTable {
     pub(crate) async fn state(&self, client: &Client) -> Result<String, QueryError> {
         let doing = format!("looking for table {}", self.name);
-        Ok(one_text(client, &doing, self.state, &[]).await?.unwrap_or_default())
+        Ok(one_text(client, &doing, self.state, &[])
+            .await?
+            .unwrap_or_default())
     }
 
     /// Creates the table where it is missing, and makes sure that the role may use it.
-    /// Errors: [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`] where another
-    /// session blocked it; those of the connection.
+    /// Errors: [`Kind::PostgresRefused`] with the SQL for a role that may;
+    /// [`Kind::PostgresUnreachable`] where another session blocked it; those of the connection.
     pub(crate) async fn prepare(&self, client: &Client) -> Result<(), QueryError> {
         // The state comes first: creating a table that exists requires the privilege, too.
         match self.state(client).await?.as_str() {
@@ -189,17 +231,24 @@ impl OwnTable {
             _ => return Err(QueryError::refused(self.forbidden(client).await)),
         }
         let doing = format!("creating table {}", self.name);
-        let failed = match bounded(&doing, CREATE_TIMEOUT, client.batch_execute(self.create)).await {
+        let failed = match bounded(&doing, CREATE_TIMEOUT, client.batch_execute(self.create)).await
+        {
             Ok(()) => return Ok(()),
             Err(failed @ QueryError::Refused { .. }) => failed,
             Err(failed) => return Err(failed),
         };
         let cause = failed.error().cause();
-        // Another relay may have created the table meanwhile, which the server reports as a duplicate.
+        // Another relay may have created the table meanwhile, which the server reports as a
+        // duplicate.
         match self.state(client).await?.as_str() {
             "usable" => Ok(()),
-            _ if failed.is_passing() => Err(QueryError::refused(Error::new(Kind::PostgresUnreachable, cause))),
-            _ => Err(QueryError::refused(self.refusal(cause, &role(client).await))),
+            _ if failed.is_passing() => Err(QueryError::refused(Error::new(
+                Kind::PostgresUnreachable,
+                cause,
+            ))),
+            _ => Err(QueryError::refused(
+                self.refusal(cause, &role(client).await),
+            )),
         }
     }
 
@@ -207,33 +256,53 @@ impl OwnTable {
     /// Errors: those that [`OwnTable::prepare`] would have.
     pub(crate) async fn check(&self, client: &Client) -> Result<bool, QueryError> {
         // `create schema if not exists` needs the right also where the schema exists.
-        const MAY_CREATE: &str =
-            "select pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')::text";
+        const MAY_CREATE: &str = "select pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')::text";
         match self.state(client).await?.as_str() {
             "usable" => Ok(true),
             "old" => Ok(false),
             "missing" => {
-                let may = one_text(client, "looking whether a table may be created", MAY_CREATE, &[]).await?;
+                let may = one_text(
+                    client,
+                    "looking whether a table may be created",
+                    MAY_CREATE,
+                    &[],
+                )
+                .await?;
                 if may.as_deref() == Some("true") {
                     return Ok(false);
                 }
-                let cause = format!("there is no table {}, and this role may not create it", self.name);
-                Err(QueryError::refused(self.refusal(&cause, &role(client).await)))
+                let cause = format!(
+                    "there is no table {}, and this role may not create it",
+                    self.name
+                );
+                Err(QueryError::refused(
+                    self.refusal(&cause, &role(client).await),
+                ))
             }
             _ => Err(QueryError::refused(self.forbidden(client).await)),
         }
     }
 
     pub(crate) async fn forbidden(&self, client: &Client) -> Error {
-        self.refusal(&format!("table {} may not be used", self.name), &role(client).await)
+        self.refusal(
+            &format!("table {} may not be used", self.name),
+            &role(client).await,
+        )
     }
 
     /// `role` is quoted for SQL.
     pub(crate) fn refusal(&self, cause: &str, role: &str) -> Error {
-        let OwnTable { name, privileges, lacking, otherwise, .. } = self;
+        let OwnTable {
+            name,
+            privileges,
+            lacking,
+            otherwise,
+            ..
+        } = self;
         let create = self.create.split_whitespace().collect::<Vec<_>>().join(" ");
         Error::new(Kind::PostgresRefused, format!("{lacking}: {cause}")).remedy(format!(
-            "as a role that may: {create} grant usage on schema walrelay to {role}; grant {privileges} on {name} to \
+            "as a role that may: {create} grant usage on schema walrelay to {role}; grant \
+             {privileges} on {name} to \
              {role}; -- or {otherwise}"
         ))
     }
@@ -242,7 +311,10 @@ impl OwnTable {
 pub(crate) async fn role(client: &Client) -> String {
     const SQL: &str = "select pg_catalog.quote_ident(current_user)";
     let asked = one_text(client, "asking for the role's name", SQL, &[]).await;
-    asked.ok().flatten().unwrap_or_else(|| "the relay's role".to_owned())
+    asked
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| "the relay's role".to_owned())
 }
 
 #[cfg(test)]
@@ -253,11 +325,16 @@ mod tests {
     async fn a_query_without_an_answer_fails_as_unreachable_after_ten_seconds() {
         let before = tokio::time::Instant::now();
         let never = std::future::pending::<Result<(), _>>();
-        let error = bounded("reading the slot", QUERY_TIMEOUT, never).await.unwrap_err();
+        let error = bounded("reading the slot", QUERY_TIMEOUT, never)
+            .await
+            .unwrap_err();
         assert!(matches!(error, QueryError::Broken(_)), "{error:?}");
         let error = Error::from(error);
         assert_eq!(error.kind(), Kind::PostgresUnreachable);
-        assert_eq!(error.cause(), "while reading the slot: no answer within 10000 ms");
+        assert_eq!(
+            error.cause(),
+            "while reading the slot: no answer within 10000 ms"
+        );
         assert_eq!(before.elapsed(), QUERY_TIMEOUT);
     }
 }

@@ -1,4 +1,5 @@
-//! A walsender session before it streams: the server's identity, its timelines, and the check of the settings.
+//! A walsender session before it streams: the server's identity, its timelines, and the check of
+//! the settings.
 //!
 //! <https://www.postgresql.org/docs/current/protocol-replication.html>
 
@@ -22,7 +23,8 @@ use walrelay_core::position::Lsn;
 /// The greatest message before streaming. The largest is a timeline's history.
 const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Settings that decide the text of a value. In the start-up packet they override those of role and database.
+/// Settings that decide the text of a value. In the start-up packet they override those of role and
+/// database.
 const TEXT_SETTINGS: [(&str, &str); 6] = [
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
@@ -33,8 +35,10 @@ const TEXT_SETTINGS: [(&str, &str); 6] = [
 ];
 
 /// Disables the time limits of a role or database that would end a session while it waits.
-const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name IN \
-    ('lock_timeout', 'statement_timeout', 'idle_session_timeout', 'idle_in_transaction_session_timeout', \
+const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM \
+                              pg_catalog.pg_settings WHERE name IN \
+    ('lock_timeout', 'statement_timeout', 'idle_session_timeout', \
+    'idle_in_transaction_session_timeout', \
     'transaction_timeout')";
 
 /// A walsender session that answers queries and can start one stream.
@@ -61,7 +65,8 @@ pub(crate) struct NewSlot {
     pub snapshot: String,
 }
 
-/// The end of a timeline in the history of the queried server. WAL of the timeline beyond it does not exist there.
+/// The end of a timeline in the history of the queried server. WAL of the timeline beyond it does
+/// not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimelineSwitch {
     pub timeline: u32,
@@ -69,19 +74,20 @@ pub(crate) struct TimelineSwitch {
 }
 
 impl WalSession<Transport> {
-    /// Opens a walsender session named `walrelay/<slot>` with the first server of `info` that accepts one.
+    /// Opens a walsender session named `walrelay/<slot>` with the first server of `info` that
+    /// accepts one.
     ///
     /// Bounded by `connect_timeout` per server. Nothing is retried.
-    /// Errors: [`fault`]'s kinds; [`Kind::Publication`] where the server ignored a setting that decides the text of
-    /// values.
+    /// Errors: [`fault`]'s kinds; [`Kind::Publication`] where the server ignored a setting that
+    /// decides the text of values.
     pub(crate) async fn connect(info: &ConnInfo, config: &SourceConfig) -> Result<Self> {
         transport::connect(info, &WalLogin { info, config }).await
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
-    /// Logs in on an open stream, after the TLS handshake if there is one. `end_point` is the data to which a login
-    /// over TLS can be bound ([`tls::end_point`]).
+    /// Logs in on an open stream, after the TLS handshake if there is one. `end_point` is the data
+    /// to which a login over TLS can be bound ([`tls::end_point`]).
     pub(crate) async fn log_in(
         stream: S,
         end_point: Option<Vec<u8>>,
@@ -93,8 +99,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         let act = While::Connecting(&place);
         let name = format!("walrelay/{}", config.slot);
         // The last option overrides one that the operator gave.
-        let timeout = format!("-c wal_sender_timeout={}", config.wal_sender_timeout.as_millis());
-        let options = info.options.as_ref().map_or(timeout.clone(), |given| format!("{given} {timeout}"));
+        let timeout = format!(
+            "-c wal_sender_timeout={}",
+            config.wal_sender_timeout.as_millis()
+        );
+        let options = info
+            .options
+            .as_ref()
+            .map_or(timeout.clone(), |given| format!("{given} {timeout}"));
         let mut parameters = vec![
             ("database", info.database.as_str()),
             ("replication", "database"),
@@ -122,12 +134,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         }
         session.query(act, NO_TIME_LIMITS).await?;
         if info.primary_only {
-            let rows = session.query(act, "SELECT pg_catalog.pg_is_in_recovery()").await?;
+            let rows = session
+                .query(act, "SELECT pg_catalog.pg_is_in_recovery()")
+                .await?;
             if text_at(&rows, 0).as_deref() != Some("f") {
                 return Err(in_recovery_error(act));
             }
         }
-        Ok(WalSession { session, slot: config.slot.clone(), messages: config.messages })
+        Ok(WalSession {
+            session,
+            slot: config.slot.clone(),
+            messages: config.messages,
+        })
     }
 
     pub(crate) async fn identify_system(&mut self) -> Result<SystemIdentity> {
@@ -142,24 +160,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         self.ask(act, "IDENTIFY_SYSTEM", identity).await
     }
 
-    /// The timelines before `timeline` and their ends, oldest first. The first timeline has none before it.
+    /// The timelines before `timeline` and their ends, oldest first. The first timeline has none
+    /// before it.
     pub(crate) async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<TimelineSwitch>> {
         if timeline <= 1 {
             return Ok(Vec::new());
         }
         let act = While::Querying("reading the history of the server's timelines");
-        self.ask(act, &format!("TIMELINE_HISTORY {timeline}"), |rows| parse_history(&text_at(rows, 1)?)).await
+        self.ask(act, &format!("TIMELINE_HISTORY {timeline}"), |rows| {
+            parse_history(&text_at(rows, 1)?)
+        })
+        .await
     }
 
     pub(crate) async fn backend_pid(&mut self) -> Result<i32> {
         let act = While::Querying("asking for the session's pid");
-        self.ask(act, "SELECT pg_catalog.pg_backend_pid()", |rows| text_at(rows, 0)?.parse().ok()).await
+        self.ask(act, "SELECT pg_catalog.pg_backend_pid()", |rows| {
+            text_at(rows, 0)?.parse().ok()
+        })
+        .await
     }
 
-    /// Creates the slot and exports a snapshot of its beginning. The snapshot lives until the session's next command.
+    /// Creates the slot and exports a snapshot of its beginning. The snapshot lives until the
+    /// session's next command.
     ///
-    /// The snapshot sees all commits before the beginning; the slot has all later ones. The server waits for every
-    /// running transaction, prepared ones included; the caller bounds the time.
+    /// The snapshot sees all commits before the beginning; the slot has all later ones. The server
+    /// waits for every running transaction, prepared ones included; the caller bounds the time.
     pub(crate) async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
         let what = format!("creating slot {}", self.slot);
         let act = While::Querying(&what);
@@ -169,49 +195,81 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
             15..17 => "(SNAPSHOT 'export')",
             17.. => "(SNAPSHOT 'export', FAILOVER true)",
         };
-        let command =
-            format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_ident(self.slot.as_str())?);
+        let command = format!(
+            "CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}",
+            quote_ident(self.slot.as_str())?
+        );
         let made = |rows: &[Row]| {
-            Some(NewSlot { consistent_point: text_at(rows, 1)?.parse().ok()?, snapshot: text_at(rows, 2)? })
+            Some(NewSlot {
+                consistent_point: text_at(rows, 1)?.parse().ok()?,
+                snapshot: text_at(rows, 2)?,
+            })
         };
         self.ask(act, &command, made).await
     }
 
-    /// Creates a slot that ends with this session, and makes it the slot of the session. The slot has all commits after the
-    /// call. The server waits for running transactions, as in [`WalSession::create_slot`].
+    /// Creates a slot that ends with this session, and makes it the slot of the session. The slot
+    /// has all commits after the call. The server waits for running transactions, as in
+    /// [`WalSession::create_slot`].
     pub(crate) async fn create_temporary_slot(&mut self) -> Result<()> {
         let name = format!("walrelay_tail_{}", self.backend_pid().await?);
         self.slot = name.parse().map_err(|error| Error::new(Kind::Bug, error))?;
         let what = format!("creating temporary slot {name}");
-        let command =
-            format!("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT", quote_ident(&name)?);
-        self.session.query(While::Querying(&what), &command).await.map(|_| ())
+        let command = format!(
+            "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT",
+            quote_ident(&name)?
+        );
+        self.session
+            .query(While::Querying(&what), &command)
+            .await
+            .map(|_| ())
     }
 
-    async fn ask<T>(&mut self, act: While<'_>, statement: &str, read: impl Fn(&[Row]) -> Option<T>) -> Result<T> {
+    async fn ask<T>(
+        &mut self,
+        act: While<'_>,
+        statement: &str,
+        read: impl Fn(&[Row]) -> Option<T>,
+    ) -> Result<T> {
         let rows = self.session.query(act, statement).await?;
-        read(&rows).ok_or_else(|| fault::protocol(act, format_args!("the answer to {statement} is not as documented")))
+        read(&rows).ok_or_else(|| {
+            fault::protocol(
+                act,
+                format_args!("the answer to {statement} is not as documented"),
+            )
+        })
     }
 
     /// # Errors
     /// [`Kind::SlotActive`] while a session streams from the slot.
     pub(crate) async fn drop_slot(&mut self) -> Result<()> {
         let command = format!("DROP_REPLICATION_SLOT {}", quote_ident(self.slot.as_str())?);
-        self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())
+        self.session
+            .query(While::Starting(self.slot.as_str()), &command)
+            .await
+            .map(|_| ())
     }
 
-    /// Starts to stream the slot's changes to `publication` with protocol version 1, and returns the stream.
+    /// Starts to stream the slot's changes to `publication` with protocol version 1, and returns
+    /// the stream.
     ///
-    /// Always at 0/0: the server then starts at the slot's confirmed LSN. It obeys a later position even if that skips
-    /// events.
+    /// Always at 0/0: the server then starts at the slot's confirmed LSN. It obeys a later position
+    /// even if that skips events.
     pub(crate) async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
         let command = format!(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {}{})",
             quote_ident(self.slot.as_str())?,
             publication_literal(publication)?,
-            if self.messages { ", messages 'true'" } else { "" },
+            if self.messages {
+                ", messages 'true'"
+            } else {
+                ""
+            },
         );
-        let (stream, inbox) = self.session.copy_both(While::Starting(self.slot.as_str()), &command).await?;
+        let (stream, inbox) = self
+            .session
+            .copy_both(While::Starting(self.slot.as_str()), &command)
+            .await?;
         Ok((stream, inbox, self.slot))
     }
 }
@@ -232,22 +290,38 @@ pub(crate) fn check_parameter(name: &str, value: &str) -> Result<()> {
     if obeyed {
         return Ok(());
     }
-    let value: String = value.chars().filter(|char| !char.is_control()).take(60).collect();
+    let value: String = value
+        .chars()
+        .filter(|char| !char.is_control())
+        .take(60)
+        .collect();
     Err(Error::new(
         Kind::Publication,
-        format_args!("the server has {name} = {value:?} for the replication session although another was asked for"),
+        format_args!(
+            "the server has {name} = {value:?} for the replication session although \
+                      another was asked for"
+        ),
     )
-    .remedy("connect to the server itself: something between drops settings of the start-up packet"))
+    .remedy(
+        "connect to the server itself: something between drops settings of the start-up packet",
+    ))
 }
 
-/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them. `None` if one line cannot be read.
+/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them. `None` if one
+/// line cannot be read.
 /// <https://www.postgresql.org/docs/current/continuous-archiving.html#BACKUP-TIMELINES>
 fn parse_history(text: &str) -> Option<Vec<TimelineSwitch>> {
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .map(|line| {
             let mut fields = line.split_whitespace();
-            Some(TimelineSwitch { timeline: fields.next()?.parse().ok()?, switch_lsn: fields.next()?.parse().ok()? })
+            Some(TimelineSwitch {
+                timeline: fields.next()?.parse().ok()?,
+                switch_lsn: fields.next()?.parse().ok()?,
+            })
         })
         .collect()
 }
@@ -274,12 +348,19 @@ impl Login for WalLogin<'_> {
                 let name = ServerName::try_from(name).map_err(|_| {
                     Error::new(
                         Kind::Config,
-                        format_args!("while {act}: a certificate cannot be checked against this host"),
+                        format_args!(
+                            "while {act}: a certificate cannot be checked against this host"
+                        ),
                     )
                 })?;
-                let handshake = TlsConnector::from(std::sync::Arc::new(config)).connect(name, opened.socket);
+                let handshake =
+                    TlsConnector::from(std::sync::Arc::new(config)).connect(name, opened.socket);
                 let stream = handshake.await.map_err(|error| fault::io(act, &error))?;
-                let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                let certificate = stream
+                    .get_ref()
+                    .1
+                    .peer_certificates()
+                    .and_then(<[_]>::first);
                 let end_point = certificate.and_then(tls::end_point);
                 (Transport::Right(Box::new(stream)), end_point)
             }
@@ -294,11 +375,17 @@ mod tests {
 
     #[test]
     fn a_timeline_history_may_have_comments_and_no_invalid_line() {
-        let text =
-            "# made by hand\n1\t0/3000000\tno recovery target specified\n\n2\t16/B374D848\tat restore point \"a b\"\n";
+        let text = "# made by hand\n1\t0/3000000\tno recovery target \
+                    specified\n\n2\t16/B374D848\tat restore point \"a b\"\n";
         let switches = parse_history(text).unwrap();
         assert_eq!(switches.len(), 2);
-        assert_eq!(switches[1], TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(0x16_B374_D848) });
+        assert_eq!(
+            switches[1],
+            TimelineSwitch {
+                timeline: 2,
+                switch_lsn: Lsn::new(0x16_B374_D848)
+            }
+        );
         assert_eq!(parse_history(""), Some(vec![]));
         for bad in ["1 x", "1", "x\t0/1", "1\t01", "1\t0/1\tfine\n-2\t0/2"] {
             assert_eq!(parse_history(bad), None, "{bad:?}");
@@ -316,7 +403,11 @@ mod tests {
             ("extra_float_digits", "3", "0"),
         ] {
             assert_eq!(check_parameter(name, good), Ok(()));
-            assert_eq!(check_parameter(name, bad).unwrap_err().kind(), Kind::Publication, "{name}");
+            assert_eq!(
+                check_parameter(name, bad).unwrap_err().kind(),
+                Kind::Publication,
+                "{name}"
+            );
             assert!(check_parameter(name, "").is_err());
         }
         assert_eq!(check_parameter("application_name", "anything"), Ok(()));

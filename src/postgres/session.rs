@@ -1,7 +1,8 @@
-//! A session in protocol messages: start-up, authentication, simple queries, and the switch to a copy-both stream.
+//! A session in protocol messages: start-up, authentication, simple queries, and the switch to a
+//! copy-both stream.
 //!
-//! tokio-postgres has no walsender sessions. Generic over the byte stream, so that tests can act as the server.
-//! <https://www.postgresql.org/docs/current/protocol-flow.html>
+//! tokio-postgres has no walsender sessions. Generic over the byte stream, so that tests can act as
+//! the server. <https://www.postgresql.org/docs/current/protocol-flow.html>
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,7 +11,9 @@ use std::io;
 use bytes::{Buf as _, BytesMut};
 use pgwire_replication::protocol::messages::{ErrorFields, auth, parse_auth_request};
 use postgres_protocol::authentication::md5_hash;
-use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
+use postgres_protocol::authentication::sasl::{
+    self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256,
+};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_postgres::config::ChannelBinding;
@@ -20,7 +23,8 @@ use crate::postgres::wire::{Inbox, parameter_status, take_text};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
 
-/// The greatest message before the server is authenticated, and the greatest sum of rows of a simple query.
+/// The greatest message before the server is authenticated, and the greatest sum of rows of a
+/// simple query.
 pub(super) const LOGIN_FRAME_BYTES_MAX: usize = 64 * 1024;
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -53,12 +57,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     /// Memory is bounded by 64 KiB per message; the caller bounds the time. Notices are dropped.
     pub(crate) async fn log_in(stream: S, start_up: &StartUp<'_>) -> Result<Session<S>> {
         let act = While::Connecting(start_up.place);
-        let parameters = start_up.parameters.iter().map(|(name, _)| ((*name).to_owned(), String::new())).collect();
-        let mut session = Session { stream, inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX), parameters };
+        let parameters = start_up
+            .parameters
+            .iter()
+            .map(|(name, _)| ((*name).to_owned(), String::new()))
+            .collect();
+        let mut session = Session {
+            stream,
+            inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX),
+            parameters,
+        };
         let mut packet = BytesMut::new();
         let user = ("user", start_up.user);
-        frontend::startup_message(std::iter::once(user).chain(start_up.parameters.iter().copied()), &mut packet)
-            .map_err(|_| Error::new(Kind::Config, format_args!("while {act}: a setting holds a NUL character")))?;
+        frontend::startup_message(
+            std::iter::once(user).chain(start_up.parameters.iter().copied()),
+            &mut packet,
+        )
+        .map_err(|_| {
+            Error::new(
+                Kind::Config,
+                format_args!("while {act}: a setting holds a NUL character"),
+            )
+        })?;
         session.send(act, &packet).await?;
         authenticate(&mut session, start_up).await?;
         loop {
@@ -73,15 +93,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         }
     }
 
-    /// The server's report of a setting of the start-up packet; empty without a report. Other settings are not kept.
+    /// The server's report of a setting of the start-up packet; empty without a report. Other
+    /// settings are not kept.
     pub(crate) fn parameter(&self, name: &str) -> &str {
         self.parameters.get(name).map_or("", String::as_str)
     }
 
     /// Runs one statement with the simple protocol and returns the rows of all its results.
     ///
-    /// The rows are bounded by 16 MiB; the caller bounds the time. Not safe to cancel: do not use the session
-    /// afterwards. After an error from the server the session can be used again, unless the error was fatal.
+    /// The rows are bounded by 16 MiB; the caller bounds the time. Not safe to cancel: do not use
+    /// the session afterwards. After an error from the server the session can be used again, unless
+    /// the error was fatal.
     pub(crate) async fn query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Row>> {
         self.send_query(act, statement).await?;
         let mut rows = Vec::new();
@@ -100,7 +122,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
                     if bytes > ANSWER_BYTES_MAX {
                         return Err(fault::protocol(act, "an answer is too large"));
                     }
-                    rows.push(row(&body).ok_or_else(|| fault::protocol(act, "a row is cut short"))?);
+                    rows.push(
+                        row(&body).ok_or_else(|| fault::protocol(act, "a row is cut short"))?,
+                    );
                 }
                 b'T' | b'C' | b'I' => {}
                 b'E' => failure = failure.or_else(|| Some(reported(act, &body))),
@@ -124,27 +148,45 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
 
     async fn send_query(&mut self, act: While<'_>, statement: &str) -> Result<()> {
         let mut message = BytesMut::new();
-        frontend::query(statement, &mut message)
-            .map_err(|_| Error::new(Kind::Bug, format_args!("while {act}: a statement holds a NUL character")))?;
+        frontend::query(statement, &mut message).map_err(|_| {
+            Error::new(
+                Kind::Bug,
+                format_args!("while {act}: a statement holds a NUL character"),
+            )
+        })?;
         self.send(act, &message).await
     }
 
     async fn send(&mut self, act: While<'_>, message: &[u8]) -> Result<()> {
-        self.stream.write_all(message).await.map_err(|error| fault::io(act, &error))?;
-        self.stream.flush().await.map_err(|error| fault::io(act, &error))
+        self.stream
+            .write_all(message)
+            .await
+            .map_err(|error| fault::io(act, &error))?;
+        self.stream
+            .flush()
+            .await
+            .map_err(|error| fault::io(act, &error))
     }
 
-    /// The next message that is neither a notice nor a setting, copied, because there are few of these.
+    /// The next message that is neither a notice nor a setting, copied, because there are few of
+    /// these.
     async fn receive(&mut self, act: While<'_>) -> Result<(u8, Vec<u8>)> {
         loop {
-            if let Some(frame) = self.inbox.next().map_err(|error| fault::protocol(act, error))? {
+            if let Some(frame) = self
+                .inbox
+                .next()
+                .map_err(|error| fault::protocol(act, error))?
+            {
                 let body = self.inbox.body(&frame);
                 match frame.tag {
                     b'N' => {}
                     b'S' => {
                         let setting = parameter_status(body);
-                        let (name, value) = setting.ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
-                        self.parameters.entry(name).and_modify(|reported| *reported = value);
+                        let (name, value) = setting
+                            .ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
+                        self.parameters
+                            .entry(name)
+                            .and_modify(|reported| *reported = value);
                     }
                     tag => return Ok((tag, body.to_vec())),
                 }
@@ -160,12 +202,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
 
 pub(crate) fn reported(act: While<'_>, body: &[u8]) -> Error {
     let fields = ErrorFields::parse(body);
-    let [routine, code, message] = [fields.routine, fields.code, fields.message].map(Option::unwrap_or_default);
+    let [routine, code, message] =
+        [fields.routine, fields.code, fields.message].map(Option::unwrap_or_default);
     fault::reported(act, &routine, &code, &message)
 }
 
 pub(crate) fn unexpected(act: While<'_>, tag: u8) -> Error {
-    fault::protocol(act, format_args!("a message of type {:?} has no place here", char::from(tag)))
+    fault::protocol(
+        act,
+        format_args!("a message of type {:?} has no place here", char::from(tag)),
+    )
 }
 
 fn row(mut body: &[u8]) -> Option<Row> {
@@ -180,7 +226,8 @@ fn row(mut body: &[u8]) -> Option<Row> {
     Some(row)
 }
 
-/// The progress of SCRAM. The server's OK counts only after it has proved that it knows the password, too.
+/// The progress of SCRAM. The server's OK counts only after it has proved that it knows the
+/// password, too.
 enum Scram {
     NotBegun,
     Begun(Box<ScramSha256>),
@@ -202,19 +249,32 @@ where
             b'v' => continue,
             other => return Err(unexpected(act, other)),
         }
-        let (code, data) = parse_auth_request(&body).map_err(|_| fault::protocol(act, "a request is cut short"))?;
+        let (code, data) = parse_auth_request(&body)
+            .map_err(|_| fault::protocol(act, "a request is cut short"))?;
         let mut answer = BytesMut::new();
         match (code, &mut scram) {
-            (code, Scram::NotBegun) if start_up.channel_binding == ChannelBinding::Require && code != auth::SASL => {
+            (code, Scram::NotBegun)
+                if start_up.channel_binding == ChannelBinding::Require && code != auth::SASL =>
+            {
                 return Err(unbound(act, "the server asks for no SCRAM"));
             }
             (auth::OK, Scram::NotBegun | Scram::Proved) => return Ok(()),
             (auth::CLEARTEXT_PASSWORD, Scram::NotBegun) => {
-                password_message(act, password(act, start_up)?.expose().as_bytes(), &mut answer)?;
+                password_message(
+                    act,
+                    password(act, start_up)?.expose().as_bytes(),
+                    &mut answer,
+                )?;
             }
             (auth::MD5_PASSWORD, Scram::NotBegun) => {
-                let salt = data.try_into().map_err(|_| fault::protocol(act, "a salt does not have four bytes"))?;
-                let hash = md5_hash(start_up.user.as_bytes(), password(act, start_up)?.expose().as_bytes(), salt);
+                let salt = data
+                    .try_into()
+                    .map_err(|_| fault::protocol(act, "a salt does not have four bytes"))?;
+                let hash = md5_hash(
+                    start_up.user.as_bytes(),
+                    password(act, start_up)?.expose().as_bytes(),
+                    salt,
+                );
                 password_message(act, hash.as_bytes(), &mut answer)?;
             }
             (auth::SASL, Scram::NotBegun) => {
@@ -225,12 +285,20 @@ where
                 scram = Scram::Begun(Box::new(begun));
             }
             (auth::SASL_CONTINUE, Scram::Begun(begun)) => {
-                begun.update(data).map_err(|error| refused(act, format_args!("SCRAM failed: {error}")))?;
-                frontend::sasl_response(begun.message(), &mut answer).map_err(|error| fault::protocol(act, error))?;
+                begun
+                    .update(data)
+                    .map_err(|error| refused(act, format_args!("SCRAM failed: {error}")))?;
+                frontend::sasl_response(begun.message(), &mut answer)
+                    .map_err(|error| fault::protocol(act, error))?;
             }
             (auth::SASL_FINAL, Scram::Begun(begun)) => {
                 begun.finish(data).map_err(|error| {
-                    refused(act, format_args!("the server does not prove that it knows the password: {error}"))
+                    refused(
+                        act,
+                        format_args!(
+                            "the server does not prove that it knows the password: {error}"
+                        ),
+                    )
                 })?;
                 scram = Scram::Proved;
             }
@@ -238,7 +306,10 @@ where
             (7 | 8, _) => return Err(unknown(act, "GSSAPI")),
             (9, _) => return Err(unknown(act, "SSPI")),
             (other, _) => {
-                return Err(fault::protocol(act, format_args!("request {other} of authentication comes out of turn")));
+                return Err(fault::protocol(
+                    act,
+                    format_args!("request {other} of authentication comes out of turn"),
+                ));
             }
         }
         if !answer.is_empty() {
@@ -255,27 +326,43 @@ fn password<'a>(act: While<'_>, start_up: &'a StartUp<'_>) -> Result<&'a Secret>
 }
 
 fn password_message(act: While<'_>, password: &[u8], into: &mut BytesMut) -> Result<()> {
-    frontend::password_message(password, into)
-        .map_err(|_| Error::new(Kind::Config, format_args!("while {act}: the password holds a NUL character")))
+    frontend::password_message(password, into).map_err(|_| {
+        Error::new(
+            Kind::Config,
+            format_args!("while {act}: the password holds a NUL character"),
+        )
+    })
 }
 
 fn mechanisms(mut data: &[u8]) -> Vec<String> {
     std::iter::from_fn(|| take_text(&mut data).filter(|name| !name.is_empty())).collect()
 }
 
-/// The SCRAM mechanism, and the client's statement about channel binding: used, supported but not offered by the
-/// server, or not supported. The second one reveals a man in the middle who hides the offer.
-fn choose(act: While<'_>, start_up: &StartUp<'_>, offered: &[String]) -> Result<(&'static str, sasl::ChannelBinding)> {
+/// The SCRAM mechanism, and the client's statement about channel binding: used, supported but not
+/// offered by the server, or not supported. The second one reveals a man in the middle who hides
+/// the offer.
+fn choose(
+    act: While<'_>,
+    start_up: &StartUp<'_>,
+    offered: &[String],
+) -> Result<(&'static str, sasl::ChannelBinding)> {
     let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
-    let bound = start_up.end_point.clone().filter(|_| start_up.channel_binding != ChannelBinding::Disable);
+    let bound = start_up
+        .end_point
+        .clone()
+        .filter(|_| start_up.channel_binding != ChannelBinding::Disable);
     match (bound, start_up.channel_binding) {
-        (Some(end_point), _) if offers(SCRAM_SHA_256_PLUS) => {
-            Ok((SCRAM_SHA_256_PLUS, sasl::ChannelBinding::tls_server_end_point(end_point)))
+        (Some(end_point), _) if offers(SCRAM_SHA_256_PLUS) => Ok((
+            SCRAM_SHA_256_PLUS,
+            sasl::ChannelBinding::tls_server_end_point(end_point),
+        )),
+        (Some(_), ChannelBinding::Require) => {
+            Err(unbound(act, "the server does not offer SCRAM-SHA-256-PLUS"))
         }
-        (Some(_), ChannelBinding::Require) => Err(unbound(act, "the server does not offer SCRAM-SHA-256-PLUS")),
-        (None, ChannelBinding::Require) => {
-            Err(unbound(act, "the connection is not TLS, or its certificate's signature has no hash to bind to"))
-        }
+        (None, ChannelBinding::Require) => Err(unbound(
+            act,
+            "the connection is not TLS, or its certificate's signature has no hash to bind to",
+        )),
         _ if !offers(SCRAM_SHA_256) => Err(unknown(act, "SASL without SCRAM-SHA-256")),
         (Some(_), _) => Ok((SCRAM_SHA_256, sasl::ChannelBinding::unrequested())),
         (None, _) => Ok((SCRAM_SHA_256, sasl::ChannelBinding::unsupported())),
@@ -283,15 +370,24 @@ fn choose(act: While<'_>, start_up: &StartUp<'_>, offered: &[String]) -> Result<
 }
 
 fn unbound(act: While<'_>, why: &str) -> Error {
-    refused(act, format_args!("channel_binding=require cannot be kept: {why}")).remedy(
-        "connect to the server itself with sslmode=require or stricter, and let pg_hba.conf ask for scram-sha-256; or use \
-         channel_binding=prefer together with sslmode=verify-full, which authenticates the server as well",
+    refused(
+        act,
+        format_args!("channel_binding=require cannot be kept: {why}"),
+    )
+    .remedy(
+        "connect to the server itself with sslmode=require or stricter, and let pg_hba.conf ask \
+         for scram-sha-256; or use \
+         channel_binding=prefer together with sslmode=verify-full, which authenticates the server \
+         as well",
     )
 }
 
 fn unknown(act: While<'_>, what: &str) -> Error {
-    refused(act, format_args!("the server wants {what}, which is not supported"))
-        .remedy("let pg_hba.conf ask for scram-sha-256 or cert for this role and address")
+    refused(
+        act,
+        format_args!("the server wants {what}, which is not supported"),
+    )
+    .remedy("let pg_hba.conf ask for scram-sha-256 or cert for this role and address")
 }
 
 fn refused(act: While<'_>, what: impl std::fmt::Display) -> Error {
@@ -357,10 +453,14 @@ pub(crate) mod tests {
         pub(crate) async fn start_up(&mut self) -> Vec<(String, String)> {
             let body = self.body().await;
             assert_eq!(body[..4], 0x0003_0000_i32.to_be_bytes());
-            let texts: Vec<_> =
-                body[4..].split(|byte| *byte == 0).map(|text| String::from_utf8(text.to_vec()).unwrap()).collect();
+            let texts: Vec<_> = body[4..]
+                .split(|byte| *byte == 0)
+                .map(|text| String::from_utf8(text.to_vec()).unwrap())
+                .collect();
             let pairs = texts.chunks_exact(2).filter(|pair| !pair[0].is_empty());
-            pairs.map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+            pairs
+                .map(|pair| (pair[0].clone(), pair[1].clone()))
+                .collect()
         }
 
         /// The next message of the client, unless it has gone.
@@ -393,7 +493,8 @@ pub(crate) mod tests {
             let asked = self.start_up().await;
             self.request(0, b"").await;
             for (name, value) in settings {
-                self.send(b'S', format!("{name}\0{value}\0").as_bytes()).await;
+                self.send(b'S', format!("{name}\0{value}\0").as_bytes())
+                    .await;
             }
             self.send(b'K', &[0; 8]).await;
             self.send(b'Z', b"I").await;
@@ -445,8 +546,15 @@ pub(crate) mod tests {
     async fn an_md5_login_sends_the_salted_hash() {
         let start_up = start_up(true);
         let session = asked(&start_up, 5, &[1, 2, 3, 4], async |server| {
-            let wanted = postgres_protocol::authentication::md5_hash(b"u", PASSWORD.as_bytes(), [1, 2, 3, 4]);
-            assert_eq!(server.expect(b'p').await, [wanted.as_bytes(), b"\0"].concat());
+            let wanted = postgres_protocol::authentication::md5_hash(
+                b"u",
+                PASSWORD.as_bytes(),
+                [1, 2, 3, 4],
+            );
+            assert_eq!(
+                server.expect(b'p').await,
+                [wanted.as_bytes(), b"\0"].concat()
+            );
             server.request(0, b"").await;
             server.send(b'Z', b"I").await;
         });
@@ -464,14 +572,25 @@ pub(crate) mod tests {
         assert!(error.cause().contains("out of turn"), "{error}");
     }
 
-    /// The client's answer to a server that offers these mechanisms: its choice and the beginning of its message.
-    async fn chosen(wanted: ChannelBinding, end_point: Option<&[u8]>, offered: &[u8]) -> Option<(String, String)> {
+    /// The client's answer to a server that offers these mechanisms: its choice and the beginning
+    /// of its message.
+    async fn chosen(
+        wanted: ChannelBinding,
+        end_point: Option<&[u8]>,
+        offered: &[u8],
+    ) -> Option<(String, String)> {
         let end_point = end_point.map(<[u8]>::to_vec);
-        let start_up = StartUp { channel_binding: wanted, end_point, ..start_up(true) };
+        let start_up = StartUp {
+            channel_binding: wanted,
+            end_point,
+            ..start_up(true)
+        };
         let mut choice = None;
         let session = asked(&start_up, 10, offered, async |server| {
             if let Some(('p', body)) = server.next().await {
-                let text = String::from_utf8(body.split(|byte| *byte == 0).next().unwrap().to_vec()).unwrap();
+                let text =
+                    String::from_utf8(body.split(|byte| *byte == 0).next().unwrap().to_vec())
+                        .unwrap();
                 let message = String::from_utf8_lossy(&body[text.len() + 5..]).into_owned();
                 choice = Some((text, message.split_once(",,").unwrap().0.to_owned()));
             }
@@ -496,14 +615,24 @@ pub(crate) mod tests {
             (Require, None, BOTH, None),
         ] {
             let got = chosen(wanted, end_point, offered).await;
-            let got = got.as_ref().map(|(mechanism, binding)| (mechanism.as_str(), binding.as_str()));
-            assert_eq!(got, choice, "{wanted:?}, {}", String::from_utf8_lossy(offered));
+            let got = got
+                .as_ref()
+                .map(|(mechanism, binding)| (mechanism.as_str(), binding.as_str()));
+            assert_eq!(
+                got,
+                choice,
+                "{wanted:?}, {}",
+                String::from_utf8_lossy(offered)
+            );
         }
     }
 
     #[tokio::test]
     async fn an_unsupported_login_method_is_refused_with_a_reason() {
-        let bound = StartUp { channel_binding: ChannelBinding::Require, ..start_up(true) };
+        let bound = StartUp {
+            channel_binding: ChannelBinding::Require,
+            ..start_up(true)
+        };
         for (start_up, code, word) in [
             (start_up(false), 3, "password"),
             (start_up(true), 7, "GSSAPI"),
@@ -511,9 +640,14 @@ pub(crate) mod tests {
             (bound.clone(), 10, "channel_binding"),
             (bound, 0, "channel_binding"),
         ] {
-            let error = asked(&start_up, code, b"SCRAM-SHA-256\0\0", async |_| ()).await.unwrap_err();
+            let error = asked(&start_up, code, b"SCRAM-SHA-256\0\0", async |_| ())
+                .await
+                .unwrap_err();
             assert_eq!(error.kind(), Kind::PostgresRefused);
-            assert!(error.cause().contains(word) && error.what_to_do().is_some(), "{error}");
+            assert!(
+                error.cause().contains(word) && error.what_to_do().is_some(),
+                "{error}"
+            );
             assert!(!format!("{error:?}").contains(PASSWORD));
         }
     }
@@ -561,7 +695,10 @@ pub(crate) mod tests {
             let (mut client, mut server) = pipe();
             server.send_raw(&[byte, b'x']).await;
             let answer = request_tls(&mut client).await.unwrap();
-            assert_eq!(answered(act, mode, answer).map_err(|error| error.kind()), outcome);
+            assert_eq!(
+                answered(act, mode, answer).map_err(|error| error.kind()),
+                outcome
+            );
             let mut asked = [0; 8];
             server.0.read_exact(&mut asked).await.unwrap();
             assert_eq!(asked, [0, 0, 0, 8, 4, 210, 22, 47]);
@@ -590,7 +727,10 @@ pub(crate) mod tests {
         let ask = async {
             let rows = session.query(QUERYING, "SELECT 1").await.unwrap();
             assert_eq!(rows, [vec![Some(b"1".to_vec()), Some(vec![])]]);
-            assert_eq!(session.query(QUERYING, "SELEC").await.unwrap_err().kind(), Kind::PostgresUnfit);
+            assert_eq!(
+                session.query(QUERYING, "SELEC").await.unwrap_err().kind(),
+                Kind::PostgresUnfit
+            );
             let error = session.query(QUERYING, "SELECT 2").await.unwrap_err();
             assert!(error.cause().contains("57P01"), "{error}");
         };
@@ -599,11 +739,23 @@ pub(crate) mod tests {
 
     #[test]
     fn a_data_row_with_wrong_lengths_is_refused() {
-        assert_eq!(super::row(&row(&["a", "bc"])), Some(vec![Some(b"a".to_vec()), Some(b"bc".to_vec())]));
-        assert_eq!(super::row(&[0, 1, 0xff, 0xff, 0xff, 0xff]), Some(vec![None]));
+        assert_eq!(
+            super::row(&row(&["a", "bc"])),
+            Some(vec![Some(b"a".to_vec()), Some(b"bc".to_vec())])
+        );
+        assert_eq!(
+            super::row(&[0, 1, 0xff, 0xff, 0xff, 0xff]),
+            Some(vec![None])
+        );
         for bad in ["", "\0\x01", "\0\x01\0\0\0\x02a", "\0\x01\x7f\0\0\0"] {
             assert_eq!(super::row(bad.as_bytes()), None, "{bad:?}");
         }
-        assert_eq!([super::row(b"\xff\xff"), super::row(b"\0\x01\xff\xff\xff\xfe")], [None, None]);
+        assert_eq!(
+            [
+                super::row(b"\xff\xff"),
+                super::row(b"\0\x01\xff\xff\xff\xfe")
+            ],
+            [None, None]
+        );
     }
 }

@@ -10,7 +10,9 @@ use tokio::sync::{Notify, watch};
 use tokio_postgres::config::{SslMode as Mode, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, CancelToken, Client, Connection, NoTls, Row, SimpleQueryMessage};
+use tokio_postgres::{
+    AsyncMessage, CancelToken, Client, Connection, NoTls, Row, SimpleQueryMessage,
+};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -22,24 +24,31 @@ use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Socket};
 use walrelay_core::error::{Error, Kind, Result};
 
-/// Settings for the text of values, for time limits, and for what a session may do to others. They override role and
-/// database; the server skips unknown ones.
+/// Settings for the text of values, for time limits, and for what a session may do to others. They
+/// override role and database; the server skips unknown ones.
 ///
 /// - A commit is durable on this server, and waits for no standby: the relay may be one itself
 ///   (`synchronous_standby_names = '*'`).
 /// - Rows that a policy hides are an error.
-/// - No statement waits longer for a lock than its caller for an answer, and the server notices a client that is gone.
+/// - No statement waits longer for a lock than its caller for an answer, and the server notices a
+///   client that is gone.
 /// - The estimates of batches are far above their cost, and would have each of them compiled.
-/// - Names are looked up in `pg_catalog` alone, so that no function of a schema that others may write to is called.
+/// - Names are looked up in `pg_catalog` alone, so that no function of a schema that others may
+///   write to is called.
 const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
-    ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', 'hex'), \
-    ('extra_float_digits', '1'), ('synchronous_commit', 'local'), ('row_security', 'off'), ('jit', 'off'), \
-    ('lock_timeout', $limit), ('statement_timeout', $limit), ('client_connection_check_interval', '2s'), \
-    ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), \
+    ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', \
+    'hex'), \
+    ('extra_float_digits', '1'), ('synchronous_commit', 'local'), ('row_security', 'off'), ('jit', \
+    'off'), \
+    ('lock_timeout', $limit), ('statement_timeout', $limit), ('client_connection_check_interval', \
+    '2s'), \
+    ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), \
+    ('transaction_timeout', '0'), \
     ('search_path', '')) AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name) \
     WHERE name <> 'client_connection_check_interval' OR pg_catalog.version() LIKE '%linux%'";
 
-/// The time in which a dropped session may end in order: the rest of an unread answer can be as long as a table.
+/// The time in which a dropped session may end in order: the rest of an unread answer can be as
+/// long as a table.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a dropped session may take to end before its statement is cancelled.
 const CANCEL_AFTER: Duration = Duration::from_millis(100);
@@ -54,7 +63,8 @@ pub(crate) struct SqlSession {
 
 #[derive(Debug, Clone)]
 pub enum Ended {
-    /// The server ended the session: it shuts down, or an operator terminated the session. A new session shows which.
+    /// The server ended the session: it shuts down, or an operator terminated the session. A new
+    /// session shows which.
     Shutdown(Error),
     /// The connection broke, or this process closed it.
     Lost(Error),
@@ -71,16 +81,25 @@ impl Ended {
 impl SqlSession {
     /// Opens a session with the first server of `info` that accepts one.
     ///
-    /// Text is UTF-8, dates are ISO, times are UTC. Names outside `pg_catalog` need their schema. The server ends a
-    /// statement after [`STATEMENT_TIMEOUT`]. Bounded by `connect_timeout` per server. Nothing is retried.
-    /// Errors: [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
+    /// Text is UTF-8, dates are ISO, times are UTC. Names outside `pg_catalog` need their schema.
+    /// The server ends a statement after [`STATEMENT_TIMEOUT`]. Bounded by `connect_timeout` per
+    /// server. Nothing is retried. Errors: [`fault`]'s kinds, [`Kind::Config`] for unreadable
+    /// certificate or password files.
     pub(crate) async fn connect(info: &ConnInfo, application_name: &str) -> Result<SqlSession> {
-        transport::connect(info, &SqlLogin { info, application_name }).await
+        transport::connect(
+            info,
+            &SqlLogin {
+                info,
+                application_name,
+            },
+        )
+        .await
     }
 
     /// Lets statements take as long as they need. Their waits for locks stay bounded.
     pub(crate) async fn allow_long_statements(&self) -> Result<()> {
-        self.run("setting time limits", "set statement_timeout = 0").await
+        self.run("setting time limits", "set statement_timeout = 0")
+            .await
     }
 
     /// The client. Convert its errors with [`fault::sql`].
@@ -95,45 +114,84 @@ impl SqlSession {
         sql: &str,
         values: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Row>, QueryError> {
-        self.client.query_opt(sql, values).await.map_err(|error| QueryError::of(what, &error))
+        self.client
+            .query_opt(sql, values)
+            .await
+            .map_err(|error| QueryError::of(what, &error))
     }
 
-    pub(crate) async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-        self.client.query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    pub(crate) async fn rows(
+        &self,
+        what: &str,
+        sql: &str,
+        values: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>> {
+        self.client
+            .query(sql, values)
+            .await
+            .map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
-    /// All rows of `sql`, with values as in the stream. A cast to text gives other values (`true` for `t`).
-    pub(crate) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
+    /// All rows of `sql`, with values as in the stream. A cast to text gives other values (`true`
+    /// for `t`).
+    pub(crate) async fn texts(
+        &self,
+        sql: &str,
+    ) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
         let messages = self.client.simple_query(sql).await?;
-        let rows = messages
-            .iter()
-            .filter_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
-        rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
+        let rows = messages.iter().filter_map(|message| {
+            if let SimpleQueryMessage::Row(row) = message {
+                Some(row)
+            } else {
+                None
+            }
+        });
+        rows.map(|row| {
+            (0..row.len())
+                .map(|at| Ok(row.try_get(at)?.map(str::to_owned)))
+                .collect()
+        })
+        .collect()
     }
 
     pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<()> {
-        self.client.batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
+        self.client
+            .batch_execute(sql)
+            .await
+            .map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
-    /// Notifies at each `NOTIFY` on a channel that this session listens on. Keeps one notification while no task waits.
+    /// Notifies at each `NOTIFY` on a channel that this session listens on. Keeps one notification
+    /// while no task waits.
     pub(crate) fn notified(&self) -> Arc<Notify> {
         Arc::clone(&self.notified)
     }
 
-    /// Waits for the end of the session and returns the reason. Safe to cancel, to repeat, and to hold while querying.
+    /// Waits for the end of the session and returns the reason. Safe to cancel, to repeat, and to
+    /// hold while querying.
     ///
-    /// A fast shutdown of the server is announced here while its walsenders still run and wait for the relay. If a
-    /// query is under way, the query gets the announcement, and this returns [`Ended::Lost`].
+    /// A fast shutdown of the server is announced here while its walsenders still run and wait for
+    /// the relay. If a query is under way, the query gets the announcement, and this returns
+    /// [`Ended::Lost`].
     pub(crate) fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         let mut ended = self.ended.clone();
         async move {
-            let outcome = ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
-            outcome.unwrap_or_else(|| Ended::Lost(Error::new(Kind::PostgresUnreachable, "the SQL session is over")))
+            let outcome = ended
+                .wait_for(Option::is_some)
+                .await
+                .ok()
+                .and_then(|ended| ended.clone());
+            outcome.unwrap_or_else(|| {
+                Ended::Lost(Error::new(
+                    Kind::PostgresUnreachable,
+                    "the SQL session is over",
+                ))
+            })
         }
     }
 
-    /// Runs the connection in a task of its own, which ends with the session and publishes the reason. Where the session
-    /// is dropped during a statement, the server is asked to cancel that.
+    /// Runs the connection in a task of its own, which ends with the session and publishes the
+    /// reason. Where the session is dropped during a statement, the server is asked to cancel that.
     fn driven<S, T>(
         client: Client,
         mut connection: Connection<S, T>,
@@ -145,7 +203,11 @@ impl SqlSession {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let canceller = Canceller { token: client.cancel_token(), info: info.clone(), target: target.clone() };
+        let canceller = Canceller {
+            token: client.cancel_token(),
+            info: info.clone(),
+            target: target.clone(),
+        };
         let (sender, receiver) = watch::channel(None);
         let what = format!("the SQL session with {place} was open");
         let notified = Arc::new(Notify::new());
@@ -171,17 +233,26 @@ impl SqlSession {
                 () = abandoned => return,
             };
             let ended = match outcome {
-                Ok(()) => {
-                    Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed")))
-                }
-                Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
+                Ok(()) => Ended::Lost(Error::new(
+                    Kind::PostgresUnreachable,
+                    format_args!("while {act}: it was closed"),
+                )),
+                Err(error)
+                    if error
+                        .code()
+                        .is_some_and(|code| fault::is_shutdown(code.code())) =>
+                {
                     Ended::Shutdown(fault::sql(act, &error))
                 }
                 Err(error) => Ended::Lost(fault::sql(act, &error)),
             };
             sender.send_replace(Some(ended));
         });
-        SqlSession { client, ended: receiver, notified }
+        SqlSession {
+            client,
+            ended: receiver,
+            notified,
+        }
     }
 }
 
@@ -202,10 +273,15 @@ impl Canceller {
 
     async fn ask(&self) -> Result<()> {
         let config = tls::client_config(&self.info.tls)?;
-        let Opened { socket, tls } = transport::open(&self.info, &self.target, config.as_ref()).await?;
+        let Opened { socket, tls } =
+            transport::open(&self.info, &self.target, config.as_ref()).await?;
         let asked = match tls {
             None => self.token.cancel_query_raw(socket, NoTls).await,
-            Some((config, name)) => self.token.cancel_query_raw(socket, connector(config, &name)).await,
+            Some((config, name)) => {
+                self.token
+                    .cancel_query_raw(socket, connector(config, &name))
+                    .await
+            }
         };
         asked.map_err(|error| fault::sql(While::Querying("cancelling a statement"), &error))
     }
@@ -238,19 +314,33 @@ impl Login for SqlLogin<'_> {
                 SqlSession::driven(client, connection, &place, self.info, target)
             }
             Some((tls, name)) => {
-                // The server has already agreed to TLS: "direct" makes the library begin with the handshake.
-                config.ssl_mode(Mode::Require).ssl_negotiation(SslNegotiation::Direct);
-                let connected = config.connect_raw(opened.socket, connector(tls, &name)).await;
+                // The server has already agreed to TLS: "direct" makes the library begin with the
+                // handshake.
+                config
+                    .ssl_mode(Mode::Require)
+                    .ssl_negotiation(SslNegotiation::Direct);
+                let connected = config
+                    .connect_raw(opened.socket, connector(tls, &name))
+                    .await;
                 let (client, connection) = connected.map_err(|error| fault::sql(act, &error))?;
                 SqlSession::driven(client, connection, &place, self.info, target)
             }
         };
         let limit = format!("'{}'", STATEMENT_TIMEOUT.as_millis());
         let settings = SETTINGS.replace("$limit", &limit);
-        session.client.batch_execute(&settings).await.map_err(|error| fault::sql(act, &error))?;
+        session
+            .client
+            .batch_execute(&settings)
+            .await
+            .map_err(|error| fault::sql(act, &error))?;
         if self.info.primary_only {
-            let row = session.client.query_one("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
-            let in_recovery = row.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| fault::sql(act, &error))?;
+            let row = session
+                .client
+                .query_one("SELECT pg_catalog.pg_is_in_recovery()", &[])
+                .await;
+            let in_recovery = row
+                .and_then(|row| row.try_get::<_, bool>(0))
+                .map_err(|error| fault::sql(act, &error))?;
             if in_recovery {
                 return Err(in_recovery_error(act));
             }
@@ -261,13 +351,19 @@ impl Login for SqlLogin<'_> {
 
 /// The server is a standby and a primary is required. Another server of the list may be one.
 pub(super) fn in_recovery_error(act: While<'_>) -> Error {
-    Error::new(Kind::PostgresUnreachable, format_args!("while {act}: the server is a standby"))
+    Error::new(
+        Kind::PostgresUnreachable,
+        format_args!("while {act}: the server is a standby"),
+    )
 }
 
 impl SqlLogin<'_> {
     fn config(&self, target: &Target) -> Result<tokio_postgres::Config> {
         let mut config = tokio_postgres::Config::new();
-        config.user(&self.info.user).dbname(&self.info.database).application_name(self.application_name);
+        config
+            .user(&self.info.user)
+            .dbname(&self.info.database)
+            .application_name(self.application_name);
         if let Some(options) = &self.info.options {
             config.options(options);
         }
@@ -297,17 +393,27 @@ mod tests {
         body
     }
 
-    /// A server that lets a client in, takes its settings, and leaves its next statement without an answer.
+    /// A server that lets a client in, takes its settings, and leaves its next statement without an
+    /// answer.
     async fn answered(listener: &TcpListener) -> TcpStream {
         let mut stream = listener.accept().await.unwrap().0;
         message(&mut stream).await;
-        stream.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c").await.unwrap();
+        stream
+            .write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c")
+            .await
+            .unwrap();
         stream.write_all(&KEY).await.unwrap();
         stream.write_all(b"Z\0\0\0\x05I").await.unwrap();
         assert_eq!(stream.read_u8().await.unwrap(), b'Q');
         let settings = String::from_utf8(message(&mut stream).await).unwrap();
-        let limit = format!("('lock_timeout', '{0}'), ('statement_timeout', '{0}')", STATEMENT_TIMEOUT.as_millis());
-        assert!(settings.contains(&limit) && settings.contains("('synchronous_commit', 'local')"), "{settings}");
+        let limit = format!(
+            "('lock_timeout', '{0}'), ('statement_timeout', '{0}')",
+            STATEMENT_TIMEOUT.as_millis()
+        );
+        assert!(
+            settings.contains(&limit) && settings.contains("('synchronous_commit', 'local')"),
+            "{settings}"
+        );
         stream.write_all(READY).await.unwrap();
         assert_eq!(stream.read_u8().await.unwrap(), b'Q');
         message(&mut stream).await;
@@ -317,12 +423,19 @@ mod tests {
     #[tokio::test]
     async fn a_session_that_is_dropped_during_a_statement_has_the_server_cancel_it() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("postgres://u@{}/d?sslmode=disable", listener.local_addr().unwrap());
+        let url = format!(
+            "postgres://u@{}/d?sslmode=disable",
+            listener.local_addr().unwrap()
+        );
         let info = ConnInfo::parse(Some(&url), &|_| None).unwrap();
         let (session, stream) = tokio::join!(
             async {
                 let session = SqlSession::connect(&info, "test").await.unwrap();
-                let waits = tokio::time::timeout(Duration::from_millis(50), session.run("waiting", "select 1")).await;
+                let waits = tokio::time::timeout(
+                    Duration::from_millis(50),
+                    session.run("waiting", "select 1"),
+                )
+                .await;
                 assert!(waits.is_err(), "nobody answers");
                 session
             },
@@ -330,7 +443,10 @@ mod tests {
         );
         drop(session);
         let mut cancel = listener.accept().await.unwrap().0;
-        assert_eq!(message(&mut cancel).await, [&80_877_102_u32.to_be_bytes()[..], &KEY].concat());
+        assert_eq!(
+            message(&mut cancel).await,
+            [&80_877_102_u32.to_be_bytes()[..], &KEY].concat()
+        );
         drop(stream);
     }
 }

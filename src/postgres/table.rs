@@ -10,7 +10,8 @@ use crate::postgres::query::{Param, one_text, parsed};
 
 const TABLE: &str = include_str!("../../sql/table.sql");
 
-/// Reads `name` within [`QUERY_TIMEOUT`](crate::postgres::query::QUERY_TIMEOUT); none where there is no such relation.
+/// Reads `name` within [`QUERY_TIMEOUT`](crate::postgres::query::QUERY_TIMEOUT); none where there
+/// is no such relation.
 pub(crate) async fn read(client: &Client, name: &TableName) -> Result<Option<Table>> {
     let mut found = read_all(client, &[name]).await?;
     Ok(found.pop().flatten())
@@ -25,7 +26,9 @@ pub(crate) async fn read_all(client: &Client, names: &[&TableName]) -> Result<Ve
     let schemas: Vec<&str> = names.iter().map(|name| name.schema()).collect();
     let tables: Vec<&str> = names.iter().map(|name| name.table()).collect();
     let params: [Param<'_>; 2] = [(&schemas, Type::TEXT_ARRAY), (&tables, Type::TEXT_ARRAY)];
-    let Some(text) = one_text(client, &doing, TABLE, &params).await? else { return Ok(Vec::new()) };
+    let Some(text) = one_text(client, &doing, TABLE, &params).await? else {
+        return Ok(Vec::new());
+    };
     parsed(&doing, &text)
 }
 

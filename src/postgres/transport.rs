@@ -1,8 +1,9 @@
 //! Sockets to a server, up to the TLS handshake or the decision against TLS.
 //!
-//! For each message that arrives, the kernel wakes the tasks that are registered for the socket, and the sender pays
-//! for that. A walsender sends each row by itself, and so pays once per row. A reader that expects more data soon
-//! therefore deregisters its socket, and reads without waiting. A read that finds nothing registers the socket again.
+//! For each message that arrives, the kernel wakes the tasks that are registered for the socket,
+//! and the sender pays for that. A walsender sends each row by itself, and so pays once per row. A
+//! reader that expects more data soon therefore deregisters its socket, and reads without waiting.
+//! A read that finds nothing registers the socket again.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream as BareStream;
@@ -30,17 +31,19 @@ pub(crate) trait Unwatch {
     /// Deregisters the socket: no data wakes a task until a read or write cannot complete at once.
     fn unwatch(&mut self);
 
-    /// Whether a read below its capacity has returned all data. A further read would only register the socket again.
+    /// Whether a read below its capacity has returned all data. A further read would only register
+    /// the socket again.
     fn is_unwatched(&self) -> bool;
 }
 
-/// A connected socket in non-blocking mode. A Unix socket has the same type: it is only read, written and shut down,
-/// and these operations are the same for all stream sockets.
+/// A connected socket in non-blocking mode. A Unix socket has the same type: it is only read,
+/// written and shut down, and these operations are the same for all stream sockets.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Watched(TcpStream),
     Unwatched(BareStream),
-    /// Closed, because the runtime failed to register or deregister the socket. The error is returned once.
+    /// Closed, because the runtime failed to register or deregister the socket. The error is
+    /// returned once.
     Lost(Option<io::Error>),
 }
 
@@ -48,7 +51,8 @@ pub(crate) enum Socket {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub socket: Socket,
-    /// Set if the TLS handshake comes next: its configuration, and the name that the certificate should have.
+    /// Set if the TLS handshake comes next: its configuration, and the name that the certificate
+    /// should have.
     pub tls: Option<(ClientConfig, String)>,
 }
 
@@ -56,18 +60,26 @@ pub(crate) trait Login {
     type Session: Send;
 
     /// Does the TLS handshake if there is one, then start-up and authentication.
-    fn log_in(&self, target: &Target, opened: Opened) -> impl Future<Output = Result<Self::Session>> + Send;
+    fn log_in(
+        &self,
+        target: &Target,
+        opened: Opened,
+    ) -> impl Future<Output = Result<Self::Session>> + Send;
 }
 
 /// Tries the servers of `info` in order and returns the first session.
 ///
-/// Bounded by `connect_timeout` per server. As with libpq, a refusal ends the search; a passing error does not.
+/// Bounded by `connect_timeout` per server. As with libpq, a refusal ends the search; a passing
+/// error does not.
 pub(crate) async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
     let config = tls::client_config(&info.tls)?;
     let mut last = Error::new(Kind::Config, "the Postgres connection names no server");
     for target in &info.targets {
         let place = place(info, target);
-        let attempt = tokio::time::timeout(info.connect_timeout, attempt(info, target, config.as_ref(), login));
+        let attempt = tokio::time::timeout(
+            info.connect_timeout,
+            attempt(info, target, config.as_ref(), login),
+        );
         match attempt.await {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(error)) if error.kind().halts() => return Err(error),
@@ -103,16 +115,26 @@ async fn attempt<L: Login + Sync>(
     }
 }
 
-pub(super) async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -> Result<Opened> {
+pub(super) async fn open(
+    info: &ConnInfo,
+    target: &Target,
+    config: Option<&ClientConfig>,
+) -> Result<Opened> {
     let place = place(info, target);
     let act = While::Connecting(&place);
     let mut socket = dial(info, target).await.map_err(|error| {
         let error = fault::io(act, &error);
-        if error.kind() == Kind::PostgresUnreachable { error.remedy(fault::reach(info.names_server)) } else { error }
+        if error.kind() == Kind::PostgresUnreachable {
+            error.remedy(fault::reach(info.names_server))
+        } else {
+            error
+        }
     })?;
     let tls = match (config, &target.host) {
         (Some(config), Host::Tcp { name, .. }) => {
-            let answer = request_tls(&mut socket).await.map_err(|error| fault::io(act, &error))?;
+            let answer = request_tls(&mut socket)
+                .await
+                .map_err(|error| fault::io(act, &error))?;
             let offered = answered(act, info.tls.mode, answer)?;
             offered.then(|| (config.clone(), name.clone()))
         }
@@ -167,10 +189,12 @@ fn keep_alive(stream: &TcpStream, keepalive: Keepalive) -> io::Result<()> {
     Ok(())
 }
 
-/// Requests TLS and returns the one byte of the answer. Reads no further byte: data that a man in the middle adds in
-/// clear must reach the handshake, not the session.
+/// Requests TLS and returns the one byte of the answer. Reads no further byte: data that a man in
+/// the middle adds in clear must reach the handshake, not the session.
 /// <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-SSL>
-pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> io::Result<u8> {
+pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+) -> io::Result<u8> {
     let mut request = bytes::BytesMut::new();
     postgres_protocol::message::frontend::ssl_request(&mut request);
     stream.write_all(&request).await?;
@@ -178,18 +202,25 @@ pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut 
     stream.read_u8().await
 }
 
-/// Whether the TLS handshake comes next. An error's text is not authenticated at this point, so it is not shown.
+/// Whether the TLS handshake comes next. An error's text is not authenticated at this point, so it
+/// is not shown.
 pub(super) fn answered(act: While<'_>, mode: SslMode, answer: u8) -> Result<bool> {
     match answer {
         b'S' => Ok(true),
         b'N' if mode <= SslMode::Prefer => Ok(false),
-        b'N' => Err(Error::new(Kind::PostgresRefused, format_args!("while {act}: the server does not do TLS"))
-            .remedy("set ssl = on on the server, or choose an sslmode that does without")),
+        b'N' => Err(Error::new(
+            Kind::PostgresRefused,
+            format_args!("while {act}: the server does not do TLS"),
+        )
+        .remedy("set ssl = on on the server, or choose an sslmode that does without")),
         b'E' => Err(Error::new(
             Kind::PostgresUnreachable,
             format_args!("while {act}: the server answered the request for TLS with an error"),
         )),
-        _ => Err(fault::protocol(act, "it answered the request for TLS with neither yes nor no")),
+        _ => Err(fault::protocol(
+            act,
+            "it answered the request for TLS with neither yes nor no",
+        )),
     }
 }
 
@@ -201,14 +232,21 @@ impl Socket {
         };
         match self {
             Socket::Watched(stream) => Ok(Pin::new(stream)),
-            Socket::Lost(error) => Err(error.take().unwrap_or_else(|| io::ErrorKind::NotConnected.into())),
+            Socket::Lost(error) => Err(error
+                .take()
+                .unwrap_or_else(|| io::ErrorKind::NotConnected.into())),
             Socket::Unwatched(_) => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
     /// The result of `act`, if the socket is deregistered and `act` does not block.
-    fn at_once<T>(&self, mut act: impl FnMut(&BareStream) -> io::Result<T>) -> Option<io::Result<T>> {
-        let Socket::Unwatched(bare) = self else { return None };
+    fn at_once<T>(
+        &self,
+        mut act: impl FnMut(&BareStream) -> io::Result<T>,
+    ) -> Option<io::Result<T>> {
+        let Socket::Unwatched(bare) = self else {
+            return None;
+        };
         loop {
             match act(bare) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -222,9 +260,9 @@ impl Socket {
 impl Unwatch for Socket {
     fn unwatch(&mut self) {
         *self = match std::mem::replace(self, Socket::Lost(None)) {
-            Socket::Watched(stream) => {
-                stream.into_std().map_or_else(|error| Socket::Lost(Some(error)), Socket::Unwatched)
-            }
+            Socket::Watched(stream) => stream
+                .into_std()
+                .map_or_else(|error| Socket::Lost(Some(error)), Socket::Unwatched),
             other @ (Socket::Unwatched(_) | Socket::Lost(_)) => other,
         };
     }
@@ -235,7 +273,11 @@ impl Unwatch for Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match self.at_once(|mut bare| bare.read(buffer.initialize_unfilled())) {
             Some(read) => Poll::Ready(read.map(|bytes| buffer.advance(bytes))),
             None => self.watched()?.poll_read(cx, buffer),
@@ -244,7 +286,11 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.at_once(|mut bare| bare.write(bytes)) {
             Some(written) => Poll::Ready(written),
             None => self.watched()?.poll_write(cx, bytes),
@@ -288,11 +334,16 @@ mod tests {
 
     async fn pairs() -> Vec<(Socket, Socket)> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let far = listener.accept().await.unwrap().0;
         let (left, right) = UnixStream::pair().unwrap();
         let unix = |stream| Socket::Watched(over_unix(stream).unwrap());
-        vec![(Socket::Watched(near), Socket::Watched(far)), (unix(left), unix(right))]
+        vec![
+            (Socket::Watched(near), Socket::Watched(far)),
+            (unix(left), unix(right)),
+        ]
     }
 
     #[tokio::test]
@@ -303,7 +354,10 @@ mod tests {
                 near.unwatch();
                 assert!(near.is_unwatched());
                 let mut bytes = [0; 5];
-                timeout(SOON, near.read_exact(&mut bytes)).await.unwrap().unwrap();
+                timeout(SOON, near.read_exact(&mut bytes))
+                    .await
+                    .unwrap()
+                    .unwrap();
                 assert_eq!(bytes, [round; 5]);
                 // No data is left, so the socket has to be registered.
                 let wait = near.read_u8();
@@ -317,7 +371,14 @@ mod tests {
             }
             near.unwatch();
             far.shutdown().await.unwrap();
-            assert_eq!(timeout(SOON, near.read(&mut [0; 8])).await.unwrap().unwrap(), 0, "the end of the connection");
+            assert_eq!(
+                timeout(SOON, near.read(&mut [0; 8]))
+                    .await
+                    .unwrap()
+                    .unwrap(),
+                0,
+                "the end of the connection"
+            );
         }
     }
 
@@ -329,7 +390,10 @@ mod tests {
             assert!(near.is_unwatched(), "there was room");
             let much = vec![7; 16 << 20];
             let mut arrived = vec![0; 6 + much.len()];
-            let (written, read) = tokio::join!(near.write_all(&much), timeout(SOON, far.read_exact(&mut arrived)));
+            let (written, read) = tokio::join!(
+                near.write_all(&much),
+                timeout(SOON, far.read_exact(&mut arrived))
+            );
             written.unwrap();
             read.unwrap().unwrap();
             assert!(arrived.starts_with(b"status") && arrived.ends_with(&much));

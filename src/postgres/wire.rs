@@ -11,7 +11,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// The bytes of one read, and the size of the buffer while messages are smaller.
 const READ_BYTES: usize = 2 << 20;
-/// The least free space before a read. Only below it are the unread bytes moved, which for each read would cost more.
+/// The least free space before a read. Only below it are the unread bytes moved, which for each
+/// read would cost more.
 const ROOM_BYTES: usize = READ_BYTES / 4;
 const HEADER_BYTES: usize = 5;
 /// After so many empty buffers without a large message, the memory for large messages is released.
@@ -27,7 +28,8 @@ pub(crate) struct Inbox {
     discard_bytes: usize,
 }
 
-/// One message: its type and the range of its body. Take the body before the next [`Inbox::poll_fill`].
+/// One message: its type and the range of its body. Take the body before the next
+/// [`Inbox::poll_fill`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub tag: u8,
@@ -42,13 +44,24 @@ pub(crate) enum FrameError {
     Length(i32),
     /// A length above the bound; refused before the message is received.
     #[error("a message has {frame_bytes} bytes, and at most {frame_bytes_max} are allowed")]
-    TooLarge { tag: u8, frame_bytes: usize, frame_bytes_max: usize },
+    TooLarge {
+        tag: u8,
+        frame_bytes: usize,
+        frame_bytes_max: usize,
+    },
 }
 
 impl Inbox {
     /// An empty inbox that refuses messages of more than `frame_bytes_max`, headers included.
     pub(crate) fn new(frame_bytes_max: usize) -> Self {
-        Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0, discard_bytes: 0 }
+        Inbox {
+            bytes: vec![0; READ_BYTES],
+            start: 0,
+            end: 0,
+            frame_bytes_max,
+            small_rounds: 0,
+            discard_bytes: 0,
+        }
     }
 
     pub(crate) fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
@@ -59,7 +72,8 @@ impl Inbox {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether [`Inbox::poll_fill`] has free space. False only while received messages are not taken.
+    /// Whether [`Inbox::poll_fill`] has free space. False only while received messages are not
+    /// taken.
     pub(crate) fn has_room(&self) -> bool {
         self.start > 0 || self.end < self.limit()
     }
@@ -69,8 +83,8 @@ impl Inbox {
         self.bytes.get(self.start..self.end)?.get(..bytes)
     }
 
-    /// Reads data from the socket into the free space. With `once`, a read below its capacity is the last one. Zero
-    /// bytes despite free space mean the end of the stream.
+    /// Reads data from the socket into the free space. With `once`, a read below its capacity is
+    /// the last one. Zero bytes despite free space mean the end of the stream.
     pub(crate) fn poll_fill<R: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -79,7 +93,11 @@ impl Inbox {
     ) -> Poll<io::Result<usize>> {
         self.make_room();
         let mut received = 0;
-        while let Some(room) = self.bytes.get_mut(self.end..).filter(|room| !room.is_empty()) {
+        while let Some(room) = self
+            .bytes
+            .get_mut(self.end..)
+            .filter(|room| !room.is_empty())
+        {
             let mut buffer = ReadBuf::new(room);
             match Pin::new(&mut *source).poll_read(cx, &mut buffer) {
                 Poll::Ready(Ok(())) if buffer.filled().is_empty() => break,
@@ -109,7 +127,11 @@ impl Inbox {
         if self.discard_bytes > 0 {
             return Ok(None);
         }
-        let Some(header) = self.bytes.get(self.start..self.end).and_then(<[u8]>::first_chunk::<HEADER_BYTES>) else {
+        let Some(header) = self
+            .bytes
+            .get(self.start..self.end)
+            .and_then(<[u8]>::first_chunk::<HEADER_BYTES>)
+        else {
             return Ok(None);
         };
         let [tag, length @ ..] = *header;
@@ -119,7 +141,11 @@ impl Inbox {
             Ok(_) | Err(_) => return Err(FrameError::Length(length)),
         };
         if frame_bytes > self.frame_bytes_max {
-            return Err(FrameError::TooLarge { tag, frame_bytes, frame_bytes_max: self.frame_bytes_max });
+            return Err(FrameError::TooLarge {
+                tag,
+                frame_bytes,
+                frame_bytes_max: self.frame_bytes_max,
+            });
         }
         if frame_bytes > READ_BYTES {
             self.small_rounds = 0;
@@ -167,7 +193,8 @@ impl Inbox {
     }
 }
 
-/// Takes a text up to its NUL off `bytes`. Invalid UTF-8 is replaced: for names and messages, not for values.
+/// Takes a text up to its NUL off `bytes`. Invalid UTF-8 is replaced: for names and messages, not
+/// for values.
 pub(crate) fn take_text(bytes: &mut &[u8]) -> Option<String> {
     let end = bytes.iter().position(|byte| *byte == 0)?;
     let text = bytes.split_off(..=end)?.strip_suffix(b"\0")?;
@@ -196,7 +223,9 @@ mod tests {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         let mut total = 0;
         while !bytes.is_empty() && inbox.has_room() {
-            let Poll::Ready(received) = inbox.poll_fill(&mut cx, &mut bytes, false) else { panic!("never pending") };
+            let Poll::Ready(received) = inbox.poll_fill(&mut cx, &mut bytes, false) else {
+                panic!("never pending")
+            };
             total += received.unwrap();
         }
         total
@@ -209,7 +238,12 @@ mod tests {
 
     #[test]
     fn messages_are_read_from_slices_of_any_size() {
-        let stream = [frame(b'd', b"one"), frame(b'Z', b""), frame(b'd', &[7; 1000])].concat();
+        let stream = [
+            frame(b'd', b"one"),
+            frame(b'Z', b""),
+            frame(b'd', &[7; 1000]),
+        ]
+        .concat();
         for size in [1, 2, 4, 5, 7, stream.len()] {
             let mut inbox = Inbox::new(2000);
             let mut taken = Vec::new();
@@ -217,7 +251,11 @@ mod tests {
                 fill(&mut inbox, slice);
                 taken.extend(std::iter::from_fn(|| take(&mut inbox)));
             }
-            let wanted = [(b'd', b"one".to_vec()), (b'Z', vec![]), (b'd', vec![7; 1000])];
+            let wanted = [
+                (b'd', b"one".to_vec()),
+                (b'Z', vec![]),
+                (b'd', vec![7; 1000]),
+            ];
             assert_eq!(taken, wanted, "slices of {size} bytes");
         }
     }
@@ -255,7 +293,10 @@ mod tests {
     #[test]
     fn an_announced_length_allocates_nothing_before_its_bytes_arrive() {
         let mut inbox = Inbox::new(64 << 20);
-        fill(&mut inbox, &[&b"d"[..], &(50_i32 << 20).to_be_bytes()].concat());
+        fill(
+            &mut inbox,
+            &[&b"d"[..], &(50_i32 << 20).to_be_bytes()].concat(),
+        );
         assert_eq!(inbox.next(), Ok(None));
         assert_eq!(inbox.capacity_bytes(), READ_BYTES);
         fill(&mut inbox, &vec![0; READ_BYTES]);

@@ -1,5 +1,5 @@
-//! The wait for acks of what is in flight, where nothing else goes on: before the table is read, after an error, and when a
-//! relay is told to stop while Postgres is away (P10).
+//! The wait for acks of what is in flight, where nothing else goes on: before the table is read,
+//! after an error, and when a relay is told to stop while Postgres is away (P10).
 
 use std::time::Duration;
 
@@ -14,22 +14,28 @@ use walrelay_core::sink::Sink;
 /// How long acks are waited for after an error.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits until everything taken in is acked, until `until`, or until told to leave at once, and says whether it is. A
-/// producer that fails ends it too: of what lies behind the failure nothing will ever be acked.
+/// Waits until everything taken in is acked, until `until`, or until told to leave at once, and
+/// says whether it is. A producer that fails ends it too: of what lies behind the failure nothing
+/// will ever be acked.
 ///
-/// Nothing is stored and nothing confirmed: without a stream from the slot another relay may have it already.
-/// Errors: a delivery that failed in a way that needs a person; see `Publisher::delivered`.
+/// Nothing is stored and nothing confirmed: without a stream from the slot another relay may have
+/// it already. Errors: a delivery that failed in a way that needs a person; see
+/// `Publisher::delivered`.
 pub(crate) async fn drain<S: Sink>(
     publisher: &mut Publisher<S>,
     until: Instant,
     stop: &mut StopSignal,
 ) -> Result<bool> {
     loop {
-        if let Err(error) = publisher.delivered().and_then(|()| publisher.retry_pending()) {
+        if let Err(error) = publisher
+            .delivered()
+            .and_then(|()| publisher.retry_pending())
+        {
             if error.kind().halts() {
                 return Err(error);
             }
-            tracing::warn!(event = "last_acks_failed", %error, "the bus failed while the last acks were waited for");
+            tracing::warn!(event = "last_acks_failed", %error, "the bus failed while the last acks \
+                were waited for");
             return Ok(false);
         }
         let now = Instant::now();
@@ -37,7 +43,11 @@ pub(crate) async fn drain<S: Sink>(
             return Ok(publisher.is_drained());
         }
         // A sink that is full may have room again without a delivery.
-        let again = if publisher.is_pending() { until.min(now + RETRY_INTERVAL) } else { until };
+        let again = if publisher.is_pending() {
+            until.min(now + RETRY_INTERVAL)
+        } else {
+            until
+        };
         tokio::select! {
             biased;
             () = stop.at_least(Stop::Now) => return Ok(false),

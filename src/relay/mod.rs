@@ -1,8 +1,10 @@
-//! The relay: one task that owns the position, and everything it needs to come back from what fails.
+//! The relay: one task that owns the position, and everything it needs to come back from what
+//! fails.
 //!
-//! Two lives are nested. A *producer's* life ([`pipeline::Pipeline`]) begins behind the delivered position and ends with the
-//! first delivery that fails. Inside it, a *session* begins with a connection to Postgres and ends with it; the next
-//! one goes on where the last stopped, so that losing Postgres sends nothing twice.
+//! Two lives are nested. A *producer's* life ([`pipeline::Pipeline`]) begins behind the delivered
+//! position and ends with the first delivery that fails. Inside it, a *session* begins with a
+//! connection to Postgres and ends with it; the next one goes on where the last stopped, so that
+//! losing Postgres sends nothing twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +46,8 @@ use self::store::Known;
 use self::supervisor::Relay;
 pub(crate) use self::supervisor::no_dead_letters;
 
-/// How often old rows are looked for. Twice as long after each failure: a clean-up that fails costs the server as much.
+/// How often old rows are looked for. Twice as long after each failure: a clean-up that fails costs
+/// the server as much.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
 const RETENTION_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 /// Rows of one transaction, and the pause between two.
@@ -56,11 +59,16 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 /// When it returns, every stored event is confirmed, unless Postgres could not be reached.
 ///
 /// # Errors
-/// Everything that [halts](Kind::halts), and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
-/// that heal are retried here with back-off and never returned.
+/// Everything that [halts](Kind::halts), and [`Kind::ShutdownTimeout`] where a stop left events not
+/// acked. Faults that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
-    let (retention, metrics) = (config.clone(), telemetry.metrics.clone());
-    let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
+    let retention = config.clone();
+    let metrics = telemetry.metrics.clone();
+    let promised = if config.delivery.transactions().is_some() {
+        "exactly-once"
+    } else {
+        "at-least-once"
+    };
     let bus = config.sink.kind.bus().name;
     tracing::info!(
         event = "starting", version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot,
@@ -84,9 +92,14 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     result
 }
 
-/// Deletes old rows for as long as this is driven. Faults are told and tried again the next time: events are not held up.
+/// Deletes old rows for as long as this is driven. Faults are told and tried again the next time:
+/// events are not held up.
 async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
-    if !config.outboxes.iter().any(|outbox| outbox.upkeep.retention.is_some()) {
+    if !config
+        .outboxes
+        .iter()
+        .any(|outbox| outbox.upkeep.retention.is_some())
+    {
         return std::future::pending().await;
     }
     let mut known = known.stored.subscribe();
@@ -99,11 +112,13 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
         metrics.clean_up_begins(now_us());
         let stored = known.borrow().clone();
         let slot = &config.source.slot;
-        let (mut rows, mut failed) = (0, false);
+        let mut rows = 0;
+        let mut failed = false;
         for outbox in &config.outboxes {
             if let Err(error) = sweep_old(config, outbox, stored.as_ref(), &mut rows).await {
                 failed = true;
-                let (fix, table) = (error.what_to_do(), outbox.source.to_string());
+                let fix = error.what_to_do();
+                let table = outbox.source.to_string();
                 tracing::warn!(event = "clean_up_failed", %slot, table, rows, %error, fix,
                     "old rows could not be deleted; trying again later");
             }
@@ -122,18 +137,32 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
 
 /// The pause after the next clean-up, which follows one of `last`.
 fn next_retention(last: Duration, failed: bool) -> Duration {
-    let grown = if failed { (last * 2).min(RETENTION_INTERVAL_MAX) } else { Duration::ZERO };
+    let grown = if failed {
+        (last * 2).min(RETENTION_INTERVAL_MAX)
+    } else {
+        Duration::ZERO
+    };
     grown.max(RETENTION_INTERVAL)
 }
 
-/// Partitions and rows of `outbox` that are old and published go; `deleted` counts them, also before an error.
-async fn sweep_old(config: &Config, outbox: &OutboxConfig, stored: Option<&Stored>, deleted: &mut u64) -> Result<()> {
-    let Some(retention) = outbox.upkeep.retention else { return Ok(()) };
+/// Partitions and rows of `outbox` that are old and published go; `deleted` counts them, also
+/// before an error.
+async fn sweep_old(
+    config: &Config,
+    outbox: &OutboxConfig,
+    stored: Option<&Stored>,
+    deleted: &mut u64,
+) -> Result<()> {
+    let Some(retention) = outbox.upkeep.retention else {
+        return Ok(());
+    };
     let source = &config.source;
     let session = upkeep::connect(source, &format!("walrelay/{}/retention", source.slot)).await?;
     let client = session.client();
     bound(client).await?;
-    let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else { return Ok(()) };
+    let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else {
+        return Ok(());
+    };
     // Of this server, timeline and table, or it says nothing.
     let published = match stored.filter(|_| sweeper.basis.needs_published()) {
         Some(stored) => Some(published_of(client, stored.clone(), sweeper.table.oid).await?),
@@ -148,13 +177,25 @@ async fn sweep_old(config: &Config, outbox: &OutboxConfig, stored: Option<&Store
         match old.drop(client, &sweeper, published).await? {
             Ok(()) => *deleted += old.rows.unwrap_or_default(),
             Err(why) => {
-                tracing::info!(event = "old_partition_kept", partition = old.name, why, "an old partition stays")
+                tracing::info!(
+                    event = "old_partition_kept",
+                    partition = old.name,
+                    why,
+                    "an old partition stays"
+                )
             }
         }
     }
     let mut after = None;
     loop {
-        let swept = sweep(client, &sweeper, published, after.as_deref(), RETENTION_BATCH_ROWS).await?;
+        let swept = sweep(
+            client,
+            &sweeper,
+            published,
+            after.as_deref(),
+            RETENTION_BATCH_ROWS,
+        )
+        .await?;
         *deleted += swept.deleted;
         if swept.found < u64::from(RETENTION_BATCH_ROWS) {
             return Ok(());
@@ -170,11 +211,16 @@ mod tests {
 
     #[test]
     fn a_clean_up_that_fails_is_repeated_less_and_less_often() {
-        let waits: Vec<u64> = std::iter::successors(Some(Duration::ZERO), |wait| Some(next_retention(*wait, true)))
-            .map(|wait| wait.as_secs())
-            .take(9)
-            .collect();
+        let waits: Vec<u64> = std::iter::successors(Some(Duration::ZERO), |wait| {
+            Some(next_retention(*wait, true))
+        })
+        .map(|wait| wait.as_secs())
+        .take(9)
+        .collect();
         assert_eq!(waits, [0, 60, 120, 240, 480, 960, 1_920, 3_600, 3_600]);
-        assert_eq!(next_retention(RETENTION_INTERVAL_MAX, false), RETENTION_INTERVAL);
+        assert_eq!(
+            next_retention(RETENTION_INTERVAL_MAX, false),
+            RETENTION_INTERVAL
+        );
     }
 }

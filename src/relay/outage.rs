@@ -1,4 +1,5 @@
-//! Outages: whether the relay tries again, how long it waits before, and how small batches have to be.
+//! Outages: whether the relay tries again, how long it waits before, and how small batches have to
+//! be.
 
 use std::time::Duration;
 
@@ -14,15 +15,18 @@ use walrelay_core::publisher::quarantine::Quarantine;
 
 /// The first wait: a server that is restarted may be back within a second.
 const FIRST: Duration = Duration::from_millis(50);
-/// The factor from each wait to the next. For Postgres a wait comes to less than a tenth of the time since the first, so that
-/// the end of a restart of some seconds is noticed within half of one. A try of the bus costs a producer, and a server that
-/// refuses writes takes none before somebody has mended something.
+/// The factor from each wait to the next. For Postgres a wait comes to less than a tenth of the
+/// time since the first, so that the end of a restart of some seconds is noticed within half of
+/// one. A try of the bus costs a producer, and a server that refuses writes takes none before
+/// somebody has mended something.
 const RESTART_FACTOR: f64 = 1.07;
 const FACTOR: f64 = 2.0;
-/// The longest wait: an operator who has mended something does not wait longer than this for the relay to notice.
+/// The longest wait: an operator who has mended something does not wait longer than this for the
+/// relay to notice.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// Exponential back-off with jitter, so that relays that lost the same server do not come back in step.
+/// Exponential back-off with jitter, so that relays that lost the same server do not come back in
+/// step.
 #[derive(Debug)]
 struct Backoff {
     tries: u32,
@@ -33,10 +37,15 @@ struct Backoff {
 
 impl Backoff {
     fn new() -> Backoff {
-        Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::new() }
+        Backoff {
+            tries: 0,
+            full: Duration::ZERO,
+            random: fastrand::Rng::new(),
+        }
     }
 
-    /// The wait before the next try after this error: longer each time up to 15 s, of which a random half is taken off.
+    /// The wait before the next try after this error: longer each time up to 15 s, of which a
+    /// random half is taken off.
     fn next_wait(&mut self, error: Kind) -> Duration {
         let may_restart = matches!(error, Kind::PostgresUnreachable | Kind::SlotActive);
         let factor = if may_restart { RESTART_FACTOR } else { FACTOR };
@@ -46,7 +55,8 @@ impl Backoff {
     }
 
     fn start_over(&mut self) {
-        (self.tries, self.full) = (0, Duration::ZERO);
+        self.tries = 0;
+        self.full = Duration::ZERO;
     }
 }
 
@@ -63,7 +73,12 @@ pub(super) struct Outage {
 
 impl Outage {
     pub(super) fn new() -> Outage {
-        Outage { backoff: Backoff::new(), reported: None, learned: 0, in_vain: 0 }
+        Outage {
+            backoff: Backoff::new(),
+            reported: None,
+            learned: 0,
+            in_vain: 0,
+        }
     }
 
     /// The next error begins another outage.
@@ -73,28 +88,46 @@ impl Outage {
 
     /// Decides whether `error` halts the relay, and gives it back where the relay tries again.
     ///
-    /// Where a record was called too large that may only have been in a batch that is, the next batches are smaller, by
-    /// `config`, and the relay tries again.
-    /// Errors: `error`, where it halts.
-    pub(super) fn judge(&mut self, error: Error, quarantine: &Quarantine, config: &mut Config) -> Result<Error> {
+    /// Where a record was called too large that may only have been in a batch that is, the next
+    /// batches are smaller, by `config`, and the relay tries again. Errors: `error`, where it
+    /// halts.
+    pub(super) fn judge(
+        &mut self,
+        error: Error,
+        quarantine: &Quarantine,
+        config: &mut Config,
+    ) -> Result<Error> {
         let in_vain = quarantine.in_vain;
         let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
         let is_record = error.kind() == Kind::RecordTooLarge;
-        let record_bytes = error.record_bytes.filter(|_| is_record).or_else(|| is_batch.then_some(0));
-        let reduced = record_bytes.and_then(|record_bytes| AnySink::reduce_batches(config, record_bytes));
+        let record_bytes = error
+            .record_bytes
+            .filter(|_| is_record)
+            .or_else(|| is_batch.then_some(0));
+        let reduced =
+            record_bytes.and_then(|record_bytes| AnySink::reduce_batches(config, record_bytes));
         if let Some((batch_bytes, how)) = reduced {
-            tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes, %error,
-                "the broker refuses batches for their size; sending smaller ones (to avoid this, {how})");
+            tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes,
+                %error,
+                "the broker refuses batches for their size; sending smaller ones (to avoid this, \
+                 {how})");
             if is_record {
-                return Ok(Error::new(Kind::BusUnreachable, format!("trying smaller batches: {error}")));
+                return Ok(Error::new(
+                    Kind::BusUnreachable,
+                    format!("trying smaller batches: {error}"),
+                ));
             }
         }
-        if error.kind().halts() { Err(halting(error, config)) } else { Ok(error) }
+        if error.kind().halts() {
+            Err(halting(error, config))
+        } else {
+            Ok(error)
+        }
     }
 
-    /// Reports an outage once, and says how long to wait before the next try: not at all where a topic was tried often
-    /// enough, and its events are given up from now on.
-    /// Errors: `error`, where a topic was tried often enough, and the relay stops instead.
+    /// Reports an outage once, and says how long to wait before the next try: not at all where a
+    /// topic was tried often enough, and its events are given up from now on. Errors: `error`,
+    /// where a topic was tried often enough, and the relay stops instead.
     pub(super) fn failed(
         &mut self,
         error: &Error,
@@ -102,16 +135,23 @@ impl Outage {
         config: &Config,
         telemetry: &Telemetry,
     ) -> Result<Duration> {
-        // The next producer need not wait where this one ended to find out which event the broker refuses.
+        // The next producer need not wait where this one ended to find out which event the broker
+        // refuses.
         if std::mem::replace(&mut self.learned, quarantine.learned()) < quarantine.learned() {
             self.backoff.start_over();
         }
-        let side = if error.kind().ends_producer() { Side::Bus } else { Side::Postgres };
+        let side = if error.kind().ends_producer() {
+            Side::Bus
+        } else {
+            Side::Postgres
+        };
         let wait = self.backoff.next_wait(error.kind());
         telemetry.metrics.retry(side);
         telemetry.failed(error);
         if error.kind() == Kind::TopicRefused {
-            telemetry.metrics.failed_attempts(Kind::TopicRefused.class(), 1);
+            telemetry
+                .metrics
+                .failed_attempts(Kind::TopicRefused.class(), 1);
         }
         telemetry.connected(side, false);
         if error.kind() == Kind::PostgresUnwritable {
@@ -123,14 +163,16 @@ impl Outage {
             return refused_by(topic, error, quarantine, config, telemetry);
         }
         if self.reported.replace(error.kind()) == Some(error.kind()) {
-            tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
+            tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(),
+                "still failing");
         } else {
             let event = match side {
                 Side::Bus => "producer_failed",
                 Side::Postgres if error.kind() == Kind::PostgresUnwritable => "write_refused",
                 Side::Postgres => "postgres_disconnected",
             };
-            tracing::warn!(event, %slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
+            tracing::warn!(event, %slot, %error, fix = error.what_to_do(), "interrupted; retrying \
+                with back-off");
         }
         Ok(wait)
     }
@@ -141,24 +183,29 @@ impl Outage {
             Some(_) => " again",
             None => "",
         };
-        let (slot, tries) = (&config.source.slot, self.backoff.tries);
+        let slot = &config.source.slot;
+        let tries = self.backoff.tries;
         tracing::info!(event = "streaming", %slot, tries, position = %start, "streaming{again}");
     }
 
     pub(super) fn at_table(&mut self, config: &Config) {
         if self.reported.take().is_some() {
-            tracing::info!(event = "table_read_resumed", slot = %config.source.slot, tries = self.backoff.tries,
+            tracing::info!(event = "table_read_resumed", slot = %config.source.slot,
+                tries = self.backoff.tries,
                 "at the table again");
         }
     }
 }
 
-/// `error`, which ends the relay. One of an event says how to give that up, in whatever mode the relay runs.
+/// `error`, which ends the relay. One of an event says how to give that up, in whatever mode the
+/// relay runs.
 fn halting(error: Error, config: &Config) -> Error {
     if !error.is_of_event || config.delivery.on_error != OnError::Stop {
         return error;
     }
-    let mut run = NextCommand::new("run").option("slot", &config.source.slot).option("on-error", "skip");
+    let mut run = NextCommand::new("run")
+        .option("slot", &config.source.slot)
+        .option("on-error", "skip");
     // Without that, the row would be pending for ever.
     let is_open = |outbox: &&OutboxConfig| {
         let of = &outbox.upkeep;
@@ -174,20 +221,27 @@ fn halting(error: Error, config: &Config) -> Error {
         }
         Some(_) => "set outbox.mark_failed to what makes a row no longer pending, and ".to_owned(),
     };
-    let known = error.any_remedy().unwrap_or_else(|| Remedy::from("see what the error names"));
+    let known = error
+        .any_remedy()
+        .unwrap_or_else(|| Remedy::from("see what the error names"));
     let fix = Remedy::from("nothing was skipped, and nothing behind this event is delivered. ")
         .and(known)
-        .and(format!(". To give it up instead, {before}start the relay once as `"))
+        .and(format!(
+            ". To give it up instead, {before}start the relay once as `"
+        ))
         .and(run)
-        .and("` until it logs event_given_up. With park or dead-letter in place of skip, the event is kept");
+        .and(
+            "` until it logs event_given_up. With park or dead-letter in place of skip, the event \
+              is kept",
+        );
     error.remedy(fix)
 }
 
 /// So many lost connections in a row are no accident.
 const PASSING_TRIES: u32 = 3;
 
-/// Write-backs that Postgres refuses. They are tried again within the session, which holds slot or lease: another relay
-/// would publish their events once more.
+/// Write-backs that Postgres refuses. They are tried again within the session, which holds slot or
+/// lease: another relay would publish their events once more.
 #[derive(Debug)]
 pub(super) struct RefusedWrites {
     backoff: Backoff,
@@ -199,7 +253,12 @@ pub(super) struct RefusedWrites {
 
 impl RefusedWrites {
     pub(super) fn new() -> RefusedWrites {
-        RefusedWrites { backoff: Backoff::new(), next_try: Instant::now(), is_told: false, gives_way: false }
+        RefusedWrites {
+            backoff: Backoff::new(),
+            next_try: Instant::now(),
+            is_told: false,
+            gives_way: false,
+        }
     }
 
     /// Whether the last write was refused.
@@ -212,29 +271,40 @@ impl RefusedWrites {
     }
 
     /// The write-backs of `events` were refused: tells it once.
-    pub(super) fn refused(&mut self, error: &Error, events: usize, config: &Config, telemetry: &Telemetry) {
+    pub(super) fn refused(
+        &mut self,
+        error: &Error,
+        events: usize,
+        config: &Config,
+        telemetry: &Telemetry,
+    ) {
         let wait = self.backoff.next_wait(Kind::PostgresUnwritable);
         self.next_try = Instant::now() + wait;
         telemetry.metrics.retry(Side::Postgres);
         telemetry.failed(error);
-        let (slot, tries) = (&config.source.slot, self.backoff.tries);
+        let slot = &config.source.slot;
+        let tries = self.backoff.tries;
         // A connection that is lost may be back at once, or the session ends with it.
         let is_passing = error.kind() == Kind::PostgresUnreachable && tries < PASSING_TRIES;
         if !is_passing {
             telemetry.health.unwritable(Some(error.clone()));
         }
         if is_passing || std::mem::replace(&mut self.is_told, true) {
-            tracing::debug!(%slot, %error, tries, events, wait_ms = wait.as_millis(), "write-backs are refused");
+            tracing::debug!(%slot, %error, tries, events, wait_ms = wait.as_millis(), "write-backs \
+                are refused");
             return;
         }
-        tracing::warn!(event = "write_back_refused", %slot, events, %error, fix = error.what_to_do(),
-            "Postgres refuses to mark, delete or park rows of published events; trying again with back-off");
+        tracing::warn!(event = "write_back_refused", %slot, events, %error,
+            fix = error.what_to_do(),
+            "Postgres refuses to mark, delete or park rows of published events; trying again with \
+             back-off");
     }
 
     /// A write-back succeeded.
     pub(super) fn are_over(&mut self, config: &Config, telemetry: &Telemetry) {
         if std::mem::take(&mut self.is_told) {
-            tracing::info!(event = "write_back_resumed", slot = %config.source.slot, tries = self.backoff.tries,
+            tracing::info!(event = "write_back_resumed", slot = %config.source.slot,
+                tries = self.backoff.tries,
                 "rows of published events are written again");
             telemetry.health.unwritable(None);
         }
@@ -250,24 +320,36 @@ fn refused_by(
     config: &Config,
     telemetry: &Telemetry,
 ) -> Result<Duration> {
-    let (slot, delivery) = (&config.source.slot, &config.delivery);
+    let slot = &config.source.slot;
+    let delivery = &config.delivery;
     // There is nothing else to be done with a dead letter.
-    let is_of_letters = delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
+    let is_of_letters =
+        delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
     // No event is refused by it, and so none can be given up.
     let is_of_position = topic == config.state.topic;
-    let max_attempts = if is_of_letters || is_of_position { Some(u32::MAX) } else { error.max_attempts };
+    let max_attempts = if is_of_letters || is_of_position {
+        Some(u32::MAX)
+    } else {
+        error.max_attempts
+    };
     let retry = delivery.retry.within(max_attempts);
-    let (tries, wait) = quarantine.topics.refused(topic, &retry, Instant::now().into_std(), fastrand::f64());
+    let (tries, wait) =
+        quarantine
+            .topics
+            .refused(topic, &retry, Instant::now().into_std(), fastrand::f64());
     let wait_ms = wait.map(|wait| wait.as_millis());
     if is_of_letters {
         let fix = error.what_to_do();
         tracing::warn!(event = "dead_letter_refused", %slot, topic, %error, fix, tries, wait_ms,
             "the dead-letter topic refuses a dead letter; all events wait until it accepts one");
-        telemetry.health.dead_letters_refused(Some(topic.to_owned()));
+        telemetry
+            .health
+            .dead_letters_refused(Some(topic.to_owned()));
         return Ok(wait.unwrap_or_default());
     }
     if is_of_position {
-        tracing::warn!(event = "position_refused", %slot, topic, %error, fix = error.what_to_do(), tries, wait_ms,
+        tracing::warn!(event = "position_refused", %slot, topic, %error, fix = error.what_to_do(),
+            tries, wait_ms,
             "the topic of the positions refuses this one; events are not published again for it");
         telemetry.health.topic_refused(Some(topic.to_owned()));
         return Ok(wait.unwrap_or_default());
@@ -275,11 +357,15 @@ fn refused_by(
     if wait.is_none() && delivery.on_error == OnError::Stop {
         return Err(error.clone());
     }
-    telemetry.health.topic_refused(wait.map(|_| topic.to_owned()));
+    telemetry
+        .health
+        .topic_refused(wait.map(|_| topic.to_owned()));
     tracing::warn!(event = "topic_refused", %slot, %error, fix = error.what_to_do(), tries, wait_ms,
         "a topic refuses records");
     if wait.is_none() {
-        quarantine.topics.give_up(topic, error.clone(), delivery.retry.cap);
+        quarantine
+            .topics
+            .give_up(topic, error.clone(), delivery.retry.cap);
     }
     Ok(wait.unwrap_or_default())
 }
@@ -290,13 +376,23 @@ mod tests {
 
     #[test]
     fn waits_grow_to_the_longest_and_start_over() {
-        for (error, tries) in
-            [(Kind::BusUnreachable, 10), (Kind::PostgresUnwritable, 10), (Kind::PostgresUnreachable, 90)]
-        {
-            let mut backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::with_seed(1) };
+        for (error, tries) in [
+            (Kind::BusUnreachable, 10),
+            (Kind::PostgresUnwritable, 10),
+            (Kind::PostgresUnreachable, 90),
+        ] {
+            let mut backoff = Backoff {
+                tries: 0,
+                full: Duration::ZERO,
+                random: fastrand::Rng::with_seed(1),
+            };
             let waits: Vec<_> = (0..2 * tries).map(|_| backoff.next_wait(error)).collect();
             assert!(waits.first().is_some_and(|wait| *wait <= FIRST));
-            assert!(waits.iter().all(|wait| (FIRST / 2..=LONGEST).contains(wait)));
+            assert!(
+                waits
+                    .iter()
+                    .all(|wait| (FIRST / 2..=LONGEST).contains(wait))
+            );
             assert!(waits.iter().skip(tries).all(|wait| *wait >= LONGEST / 2));
             backoff.start_over();
             assert!(backoff.next_wait(error) <= FIRST);
@@ -306,13 +402,21 @@ mod tests {
     #[test]
     fn a_postgres_that_was_away_for_some_seconds_is_tried_within_half_of_one() {
         for away_ms in (100..5_000).step_by(50) {
-            let mut backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::with_seed(away_ms) };
+            let mut backoff = Backoff {
+                tries: 0,
+                full: Duration::ZERO,
+                random: fastrand::Rng::with_seed(away_ms),
+            };
             let away = Duration::from_millis(away_ms);
             let mut tried = Duration::ZERO;
             while tried < away {
                 tried += backoff.next_wait(Kind::PostgresUnreachable);
             }
-            assert!(tried - away <= Duration::from_millis(500), "{:?} after {away:?}", tried - away);
+            assert!(
+                tried - away <= Duration::from_millis(500),
+                "{:?} after {away:?}",
+                tried - away
+            );
         }
     }
 }

@@ -55,8 +55,14 @@ impl RelayProducer {
         }
     }
 
-    /// Those of these topics that the bus does not have. A producer that publishes from the slot does not ask.
-    pub(super) async fn missing(&self, config: &Config, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+    /// Those of these topics that the bus does not have. A producer that publishes from the slot
+    /// does not ask.
+    pub(super) async fn missing(
+        &self,
+        config: &Config,
+        topics: &[&str],
+        timeout: Duration,
+    ) -> Result<Vec<String>> {
         match &self.state {
             State::New(sink) => sink.missing(topics, timeout).await,
             State::Absent => AnySink::for_asking(config)?.missing(topics, timeout).await,
@@ -65,12 +71,16 @@ impl RelayProducer {
     }
 
     pub(super) fn running(&self) -> Option<&Pipeline<AnySink>> {
-        let State::Running(pipeline) = &self.state else { return None };
+        let State::Running(pipeline) = &self.state else {
+            return None;
+        };
         Some(pipeline)
     }
 
     pub(super) fn running_mut(&mut self) -> Option<&mut Pipeline<AnySink>> {
-        let State::Running(pipeline) = &mut self.state else { return None };
+        let State::Running(pipeline) = &mut self.state else {
+            return None;
+        };
         Some(pipeline)
     }
 
@@ -85,11 +95,14 @@ impl RelayProducer {
 
     /// Of the pipeline, where one runs.
     pub(super) fn newest_quarantine(&mut self) -> &mut Quarantine {
-        let State::Running(pipeline) = &mut self.state else { return &mut self.quarantine };
+        let State::Running(pipeline) = &mut self.state else {
+            return &mut self.quarantine;
+        };
         &mut pipeline.publisher.quarantine
     }
 
-    /// Every change of the state. Gives the previous state, whose quarantine and due write-backs stay here.
+    /// Every change of the state. Gives the previous state, whose quarantine and due write-backs
+    /// stay here.
     fn change_to(&mut self, next: State) -> State {
         let mut before = std::mem::replace(&mut self.state, next);
         if let State::Running(pipeline) = &mut before {
@@ -122,9 +135,9 @@ impl RelayProducer {
         }
     }
 
-    /// Takes out the pipeline that continues after `stored`, the stored position of this server and slot.
-    /// Errors: this process delivered on another server, or another relay continued after `stored`; both heal with the
-    /// next producer.
+    /// Takes out the pipeline that continues after `stored`, the stored position of this server and
+    /// slot. Errors: this process delivered on another server, or another relay continued after
+    /// `stored`; both heal with the next producer.
     pub(super) fn enter(
         &mut self,
         config: &Config,
@@ -135,33 +148,39 @@ impl RelayProducer {
         let before = self.change_to(State::Absent);
         let mut left = self.known.left.lock();
         let sink = match before {
-            State::Running(mut pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
-                Belongs::Here => {
-                    pipeline.publisher.quarantine = std::mem::take(&mut self.quarantine);
-                    pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
-                    return Ok(pipeline);
+            State::Running(mut pipeline) => {
+                match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
+                    Belongs::Here => {
+                        pipeline.publisher.quarantine = std::mem::take(&mut self.quarantine);
+                        pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
+                        return Ok(pipeline);
+                    }
+                    Belongs::ToAnotherServer => {
+                        left.forget();
+                        let what = "another server or timeline answers; starting after the \
+                                    position that is stored for it";
+                        return Err(Error::new(Kind::PostgresUnreachable, what));
+                    }
+                    Belongs::ToThePast => {
+                        left.forget();
+                        let what =
+                            "another relay served the slot in between; starting after its position";
+                        return Err(Error::new(Kind::SlotActive, what));
+                    }
                 }
-                Belongs::ToAnotherServer => {
-                    left.forget();
-                    let what = "another server or timeline answers; starting after the position that is stored for it";
-                    return Err(Error::new(Kind::PostgresUnreachable, what));
-                }
-                Belongs::ToThePast => {
-                    left.forget();
-                    let what = "another relay served the slot in between; starting after its position";
-                    return Err(Error::new(Kind::SlotActive, what));
-                }
-            },
+            }
             State::New(sink) => sink,
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
         if !same_server {
             left.forget();
         }
-        let is_here = |delivered: &Position| belongs(*delivered, stored, same_server) == Belongs::Here;
+        let is_here =
+            |delivered: &Position| belongs(*delivered, stored, same_server) == Belongs::Here;
         let start = left.delivered.take().filter(is_here).unwrap_or(stored);
         let setup = setup_of(config);
-        let mut pipeline = Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
+        let mut pipeline =
+            Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.quarantine = self.quarantine.take_over();
         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
         if same_server {
@@ -170,7 +189,8 @@ impl RelayProducer {
         Ok(Box::new(pipeline))
     }
 
-    /// Replaces a producer that failed: the next one starts after the delivered position. One that has published nothing stays.
+    /// Replaces a producer that failed: the next one starts after the delivered position. One that
+    /// has published nothing stays.
     pub(super) async fn replace(&mut self, config: &Config) {
         if !matches!(self.state, State::Running(_)) {
             return;
@@ -183,10 +203,13 @@ impl RelayProducer {
         }
     }
 
-    /// Ends a producer that commits positions with its events: nothing of it counts but what is committed.
+    /// Ends a producer that commits positions with its events: nothing of it counts but what is
+    /// committed.
     pub(super) async fn end_uncommitted(&mut self) {
         if let State::Running(pipeline) = &mut self.state {
-            self.inside = pipeline.begun.delivered(&pipeline.confirm.stored_position());
+            self.inside = pipeline
+                .begun
+                .delivered(&pipeline.confirm.stored_position());
             self.begun = std::mem::take(&mut pipeline.begun);
         }
         self.end().await;
@@ -204,18 +227,24 @@ impl RelayProducer {
 
     /// The row keys are others from now on. Rows that are not written back are published again.
     pub(super) async fn forget_rows(&mut self, config: &Config) {
-        let completed = self.running().map(|pipeline| pipeline.publisher.completed());
+        let completed = self
+            .running()
+            .map(|pipeline| pipeline.publisher.completed());
         self.replace(config).await;
         let mut left = self.known.left.lock();
         let delivered = left.delivered.filter(|_| left.write_backs.is_empty());
         left.forget();
         left.delivered = completed.or(delivered);
-        (self.inside, self.begun, self.quarantine) = (Vec::new(), OpenTransaction::default(), Quarantine::default());
+        self.inside = Vec::new();
+        self.begun = OpenTransaction::default();
+        self.quarantine = Quarantine::default();
     }
 
     /// Whether events of this process are in flight, or failed.
     pub(super) async fn has_in_flight(&mut self) -> bool {
-        let Some(pipeline) = self.running_mut() else { return false };
+        let Some(pipeline) = self.running_mut() else {
+            return false;
+        };
         let _none = at_once(pipeline.publisher.receive_deliveries()).await;
         pipeline.publisher.delivered().is_err() || !pipeline.publisher.is_drained()
     }
@@ -223,8 +252,9 @@ impl RelayProducer {
     /// Whether nothing is in flight, not counting producers that were given up.
     pub(super) fn is_drained(&self) -> bool {
         // No consumer sees what is acked and not committed.
-        self.running()
-            .is_none_or(|pipeline| pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open())
+        self.running().is_none_or(|pipeline| {
+            pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open()
+        })
     }
 }
 
@@ -238,7 +268,8 @@ enum Belongs {
     ToThePast,
 }
 
-/// Judges `delivered`, which this process knows, by `stored`, which was just read and belongs here (P1).
+/// Judges `delivered`, which this process knows, by `stored`, which was just read and belongs here
+/// (P1).
 fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs {
     match (same_server, delivered.is_at_or_after(&stored)) {
         (false, _) => Belongs::ToAnotherServer,
@@ -270,7 +301,8 @@ mod tests {
     #[test]
     fn a_position_delivered_before_a_failover_does_not_count_on_the_new_timeline() {
         let at = |lsn| Position::at(Lsn::new(lsn));
-        // P1: the old primary was at 300, the new one branched off at 200: its commits below 300 are new events.
+        // P1: the old primary was at 300, the new one branched off at 200: its commits below 300
+        // are new events.
         assert_eq!(belongs(at(300), at(200), false), Belongs::ToAnotherServer);
         assert_eq!(belongs(at(300), at(200), true), Belongs::Here);
         assert_eq!(belongs(at(200), at(300), true), Belongs::ToThePast);

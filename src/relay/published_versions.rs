@@ -6,10 +6,11 @@ use crate::poll::{RowVersion, TableFile};
 
 /// Row versions that a poller finds more than once.
 ///
-/// Of a row whose column does not tell its transaction only `xmin` is known, and it is found as long as some transaction
-/// from before it is under way (see [`crate::poll`]). All versions with one `xmin` become visible at once. A scan that
-/// compares the `xmin` of all rows reads all of them, and a bit for each `xmin` remembers that. Other scans read the
-/// versions of one transaction column, and remember the pairs.
+/// Of a row whose column does not tell its transaction only `xmin` is known, and it is found as
+/// long as some transaction from before it is under way (see [`crate::poll`]). All versions with
+/// one `xmin` become visible at once. A scan that compares the `xmin` of all rows reads all of
+/// them, and a bit for each `xmin` remembers that. Other scans read the versions of one transaction
+/// column, and remember the pairs.
 #[derive(Debug, Default)]
 pub(super) struct PublishedVersions {
     /// Read by scans of the column since the last scan of `xmin`.
@@ -23,9 +24,11 @@ pub(super) struct PublishedVersions {
     scan: Option<PollScan>,
     /// The files of the tables at the last look at them.
     files: Vec<TableFile>,
-    /// Up to this transaction `xmin` tells no copied row: a table was rewritten since the last whole scan of `xmin`.
+    /// Up to this transaction `xmin` tells no copied row: a table was rewritten since the last
+    /// whole scan of `xmin`.
     rewritten_by: Option<u64>,
-    /// All published versions with this `xmin` or a later one are remembered; none before the first scan of `xmin`.
+    /// All published versions with this `xmin` or a later one are remembered; none before the first
+    /// scan of `xmin`.
     pub(super) remembers_from: Option<u64>,
 }
 
@@ -47,12 +50,19 @@ impl PublishedVersions {
         self.read.forget_below(oldest);
     }
 
-    /// A scan of `xmin` begins with these files. Says whether a table was rewritten since the last look.
+    /// A scan of `xmin` begins with these files. Says whether a table was rewritten since the last
+    /// look.
     pub(super) fn looked_at(&mut self, files: Vec<TableFile>) -> bool {
         let is_other = |file: &&TableFile| {
-            self.files.iter().any(|before| before.oid == file.oid && before.filenode != file.filenode)
+            self.files
+                .iter()
+                .any(|before| before.oid == file.oid && before.filenode != file.filenode)
         };
-        let rewritten_by = files.iter().filter(is_other).map(|file| file.changed_by).max();
+        let rewritten_by = files
+            .iter()
+            .filter(is_other)
+            .map(|file| file.changed_by)
+            .max();
         self.files = files;
         self.rewritten_by = self.rewritten_by.max(rewritten_by);
         rewritten_by.is_some()
@@ -60,7 +70,8 @@ impl PublishedVersions {
 
     /// Whether a rewrite of its table may have written this version.
     pub(super) fn is_rewritten(&self, version: RowVersion) -> bool {
-        self.rewritten_by.is_some_and(|rewritten_by| version.xmin <= rewritten_by)
+        self.rewritten_by
+            .is_some_and(|rewritten_by| version.xmin <= rewritten_by)
     }
 
     pub(super) fn is_new(&mut self, version: RowVersion) -> bool {
@@ -89,7 +100,8 @@ impl PublishedVersions {
         }
     }
 
-    /// The savepoints of published rows since the last scan of `xmin`, with those that an earlier process stored.
+    /// The savepoints of published rows since the last scan of `xmin`, with those that an earlier
+    /// process stored.
     pub(super) fn savepoints(&self, stored: &[u64]) -> Vec<u64> {
         let mut savepoints: Vec<u64> = self.pairs.iter().map(|version| version.xmin).collect();
         savepoints.extend(stored);
@@ -113,7 +125,10 @@ struct Xids {
 
 impl Xids {
     fn from(oldest: u64) -> Xids {
-        Xids { first: oldest / 64 * 64, words: BTreeMap::new() }
+        Xids {
+            first: oldest / 64 * 64,
+            words: BTreeMap::new(),
+        }
     }
 
     fn forget_below(&mut self, oldest: u64) {
@@ -122,7 +137,11 @@ impl Xids {
     }
 
     fn has(&self, xid: u64) -> bool {
-        xid >= self.first && self.words.get(&(xid / 64)).is_some_and(|word| word & 1 << (xid % 64) != 0)
+        xid >= self.first
+            && self
+                .words
+                .get(&(xid / 64))
+                .is_some_and(|word| word & 1 << (xid % 64) != 0)
     }
 
     fn add(&mut self, xid: u64) {
@@ -148,8 +167,12 @@ mod tests {
 
     #[test]
     fn a_row_version_is_new_until_a_scan_that_found_it_has_ended() {
-        let (mut published, row) = (PublishedVersions::default(), version(None, 25));
-        assert!(published.is_new(row) && published.is_new(row), "nobody polls");
+        let mut published = PublishedVersions::default();
+        let row = version(None, 25);
+        assert!(
+            published.is_new(row) && published.is_new(row),
+            "nobody polls"
+        );
         published.begin(PollScan::Column, 10);
         assert!(published.is_new(row));
         // That scan failed.
@@ -157,29 +180,53 @@ mod tests {
         assert!(published.is_new(row));
         published.end(30);
         published.begin(PollScan::Xmin, 20);
-        assert!(!published.is_new(row) && published.is_new(version(Some(3), 25)), "a copy by the same transaction");
+        assert!(
+            !published.is_new(row) && published.is_new(version(Some(3), 25)),
+            "a copy by the same transaction"
+        );
         published.end(30);
         published.begin(PollScan::Column, 20);
-        assert!(!published.is_new(row) && !published.is_new(version(Some(4), 25)), "all of them were read");
+        assert!(
+            !published.is_new(row) && !published.is_new(version(Some(4), 25)),
+            "all of them were read"
+        );
         assert!(published.is_new(version(None, 26)) && published.is_new(version(None, 25 + 640)));
         published.begin(PollScan::Xmin, 20);
-        assert!(published.is_new(version(None, 25 + 640)), "that scan failed, too");
+        assert!(
+            published.is_new(version(None, 25 + 640)),
+            "that scan failed, too"
+        );
         published.end(30);
         published.begin(PollScan::Column, 600);
         assert!(!published.is_new(version(None, 25 + 640)) && published.is_new(version(None, 670)));
-        assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (1, 576, 0));
+        assert_eq!(
+            (
+                published.read.words.len(),
+                published.read.first,
+                published.pairs.len()
+            ),
+            (1, 576, 0)
+        );
     }
 
     #[test]
     fn a_rewrite_counts_until_a_scan_of_xmin_has_ended() {
         let mut published = PublishedVersions::default();
-        let files = |filenode| vec![TableFile { oid: 1, filenode, changed_by: 30 }];
+        let files = |filenode| {
+            vec![TableFile {
+                oid: 1,
+                filenode,
+                changed_by: 30,
+            }]
+        };
         published.begin(PollScan::Xmin, 10);
         assert!(!published.looked_at(files(7)) && !published.is_rewritten(version(None, 25)));
         published.end(30);
         published.begin(PollScan::Xmin, 20);
         assert!(published.looked_at(files(8)));
-        assert!(published.is_rewritten(version(None, 30)) && !published.is_rewritten(version(None, 31)));
+        assert!(
+            published.is_rewritten(version(None, 30)) && !published.is_rewritten(version(None, 31))
+        );
         // That scan failed.
         published.begin(PollScan::Xmin, 20);
         assert!(!published.looked_at(files(8)) && published.is_rewritten(version(None, 30)));
@@ -190,8 +237,15 @@ mod tests {
     #[test]
     fn a_set_of_transactions_forgets_the_old_ones() {
         let mut xids = Xids::from(130);
-        [127, 128, 130, 191, 192, 1 << 20].into_iter().for_each(|xid| xids.add(xid));
-        assert!(!xids.has(127) && [128, 130, 191, 192, 1 << 20].into_iter().all(|xid| xids.has(xid)));
+        [127, 128, 130, 191, 192, 1 << 20]
+            .into_iter()
+            .for_each(|xid| xids.add(xid));
+        assert!(
+            !xids.has(127)
+                && [128, 130, 191, 192, 1 << 20]
+                    .into_iter()
+                    .all(|xid| xids.has(xid))
+        );
         assert!(!xids.has(129) && !xids.has(1 << 21));
         xids.forget_below(200);
         assert!(!xids.has(191) && xids.has(192) && xids.has(1 << 20));
@@ -201,6 +255,10 @@ mod tests {
         assert_eq!(xids.first, 1 << 30);
         let mut far = Xids::from(0);
         far.add(1 << 62);
-        assert_eq!((far.has(1 << 62), far.words.len()), (true, 1), "memory is for what it has");
+        assert_eq!(
+            (far.has(1 << 62), far.words.len()),
+            (true, 1),
+            "memory is for what it has"
+        );
     }
 }

@@ -66,9 +66,14 @@ pub(super) struct Found<'a> {
     pub(super) history: &'a [TimelineSwitch],
 }
 
-/// What to do about `slot`, given what is stored and how that fits (see [`crate::state::check::gap`]).
-/// Errors: a person has to choose; the remedy lists the choices.
-fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Option<Gap>>) -> Result<RecoveryPlan> {
+/// What to do about `slot`, given what is stored and how that fits (see
+/// [`crate::state::check::gap`]). Errors: a person has to choose; the remedy lists the choices.
+fn plan(
+    config: &Config,
+    loaded: Option<&Stored>,
+    slot: &SlotIs,
+    gap: Result<Option<Gap>>,
+) -> Result<RecoveryPlan> {
     let name = &config.source.slot;
     let found = match slot {
         SlotIs::Missing => format!("there is no replication slot {name} on this server"),
@@ -78,11 +83,15 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
     if config.state.store == StoreKind::Slot {
         let cause = format!("{found}, and state.store is slot: no record tells what was relayed");
         let choices = format!(
-            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose with {}",
+            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose \
+             with {}",
             backlogs(config)
         );
-        return Err(Error::new(Kind::SlotUnusable, cause)
-            .remedy(Remedy::from("`").and(NextCommand::new("setup").option("slot", name)).and(choices)));
+        return Err(Error::new(Kind::SlotUnusable, cause).remedy(
+            Remedy::from("`")
+                .and(NextCommand::new("setup").option("slot", name))
+                .and(choices),
+        ));
     }
     let Some(stored) = loaded else {
         if matches!(slot, SlotIs::Lost(_)) && config.source.backlog.is_none() {
@@ -90,12 +99,29 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }
         let cause = format!("{found}, and nothing was relayed before");
-        return Ok(RecoveryPlan { rows: backlog(config), published: None, finishes: false, cause, notes: Vec::new() });
+        return Ok(RecoveryPlan {
+            rows: backlog(config),
+            published: None,
+            finishes: false,
+            cause,
+            notes: Vec::new(),
+        });
     };
     if config.state.adopt_slot {
-        let rows = if config.source.backlog.is_some() { backlog(config) } else { Rows::None };
-        let notes = vec!["accepted because of --adopt-slot: the stored position is discarded".to_owned()];
-        return Ok(RecoveryPlan { rows, published: None, finishes: false, cause: found, notes });
+        let rows = if config.source.backlog.is_some() {
+            backlog(config)
+        } else {
+            Rows::None
+        };
+        let notes =
+            vec!["accepted because of --adopt-slot: the stored position is discarded".to_owned()];
+        return Ok(RecoveryPlan {
+            rows,
+            published: None,
+            finishes: false,
+            cause: found,
+            notes,
+        });
     }
     let gap = gap?;
     let (cause, published, notes) = match gap {
@@ -104,30 +130,58 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
     };
     // A poller had none, and knows what is published.
     let polled = stored.is_polled() && published.is_some();
-    let cause = if polled { format!("the table was read until now, and slot {name} takes over") } else { cause };
+    let cause = if polled {
+        format!("the table was read until now, and slot {name} takes over")
+    } else {
+        cause
+    };
     let refused = |what: &str| {
-        let kind = if *slot == SlotIs::There { Kind::PositionMismatch } else { Kind::SlotUnusable };
+        let kind = if *slot == SlotIs::There {
+            Kind::PositionMismatch
+        } else {
+            Kind::SlotUnusable
+        };
         Err(Error::new(kind, format!("{cause}{what}")).remedy(choices(config)))
     };
     if config.source.on_loss == OnLoss::Stop && !polled {
         return refused("; slot.on_loss is stop");
     }
-    if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
+    if config
+        .outboxes
+        .iter()
+        .any(|outbox| outbox.source.table().is_none())
+    {
         return refused("; messages that were not relayed are lost, because no table has them");
     }
     if let Some(why) = unknown_rows(config, stored, published.is_some()) {
         return refused(&format!("; {why}"));
     }
-    Ok(RecoveryPlan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
+    Ok(RecoveryPlan {
+        rows: Rows::Unpublished,
+        published,
+        finishes: false,
+        cause,
+        notes,
+    })
 }
 
-/// Why the tables do not tell which rows were not published; `is_known`: the published rows are known.
+/// Why the tables do not tell which rows were not published; `is_known`: the published rows are
+/// known.
 fn unknown_rows(config: &Config, stored: &Stored, is_known: bool) -> Option<&'static str> {
-    if stored.stream_only.iter().any(|oid| stored.table_oids.contains(oid)) {
+    if stored
+        .stream_only
+        .iter()
+        .any(|oid| stored.table_oids.contains(oid))
+    {
         return Some("events that were not relayed are lost, because their rows were deleted");
     }
-    let is_known = is_known || config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself());
-    (!is_known).then_some("the stored position does not tell which rows of the table were published")
+    let is_known = is_known
+        || config
+            .outboxes
+            .iter()
+            .all(|outbox| outbox.upkeep.says_for_itself());
+    (!is_known)
+        .then_some("the stored position does not tell which rows of the table were published")
 }
 
 /// Why rows that are missing from the stream are not read from the tables.
@@ -140,39 +194,72 @@ pub(super) fn why_unread(config: &Config, stored: &Stored, is_known: bool) -> Op
 }
 
 /// The task before the slot can be streamed; `fresh` is the position to store for this server.
-/// Errors: [`Kind::SlotActive`] where nothing has to be done by now; what [`plan`] and the pre-flight checks say.
-pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<TableTask> {
-    let Found { config, loaded, facts, slot, history } = found;
+/// Errors: [`Kind::SlotActive`] where nothing has to be done by now; what [`plan`] and the
+/// pre-flight checks say.
+pub(super) fn slot_task(
+    found: Found<'_>,
+    fresh: &Stored,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<TableTask> {
+    let Found {
+        config,
+        loaded,
+        facts,
+        slot,
+        history,
+    } = found;
     let source = &config.source;
-    let is_not_ours = facts.slot.as_ref().is_some_and(|slot| !slot.is_ours(&facts.server.database));
+    let is_not_ours = facts
+        .slot
+        .as_ref()
+        .is_some_and(|slot| !slot.is_ours(&facts.server.database));
     // More likely a name that was mistyped than a first start or a loss.
     let is_nothing = facts.slot.is_none() && facts.publication().is_none();
     if is_not_ours || is_nothing {
         preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
     }
-    let (warnings, vanished) =
-        preflight::judge_backlog(&facts.with_slot(), &source.slot, &source.publication, &config.outboxes)?;
+    let (warnings, vanished) = preflight::judge_backlog(
+        &facts.with_slot(),
+        &source.slot,
+        &source.publication,
+        &config.outboxes,
+    )?;
     if let Some(error) = vanished {
         return Err(error);
     }
-    warnings.iter().for_each(|warning| warn(warning.to_string()));
+    warnings
+        .iter()
+        .for_each(|warning| warn(warning.to_string()));
     let is = match &facts.slot {
         None => SlotIs::Missing,
-        Some(found) => found.lost().map_or(SlotIs::There, |reason| SlotIs::Lost(reason.to_owned())),
+        Some(found) => found
+            .lost()
+            .map_or(SlotIs::There, |reason| SlotIs::Lost(reason.to_owned())),
     };
     let gone = is != SlotIs::There;
     let gap = match loaded {
-        Some(stored) if is == SlotIs::There => gap(stored, &fresh.server, slot, facts.wal_end, history),
+        Some(stored) if is == SlotIs::There => {
+            gap(stored, &fresh.server, slot, facts.wal_end, history)
+        }
         // The confirmed LSN of a slot that is gone does not matter.
         Some(stored) => {
-            let gone = SlotNow { confirmed_flush: Lsn::ZERO, ..slot.clone() };
+            let gone = SlotNow {
+                confirmed_flush: Lsn::ZERO,
+                ..slot.clone()
+            };
             gap(stored, &fresh.server, &gone, facts.wal_end, history)
         }
         None => Ok(None),
     };
     // There is no position of a slot to take.
-    let gap = if gone { gap.map_err(|error| error.remedy(choices(config))) } else { gap };
-    let begun = loaded.and_then(|stored| stored.catch_up.clone()).filter(|_| gap.is_ok() || !config.state.adopt_slot);
+    let gap = if gone {
+        gap.map_err(|error| error.remedy(choices(config)))
+    } else {
+        gap
+    };
+    let begun = loaded
+        .and_then(|stored| stored.catch_up.clone())
+        .filter(|_| gap.is_ok() || !config.state.adopt_slot);
     if let Some(CatchUp { rows, until, .. }) = begun {
         let fits = gap?;
         if until.is_some() && is == SlotIs::There && fits.is_none() {
@@ -181,46 +268,96 @@ pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(
         let published = fits.map_or_else(|| fresh.published.clone(), |gap| gap.published);
         let cause = "a read of the table was interrupted, and its slot no longer exists".to_owned();
         // After a promotion, transactions that were begun with may not be those of before.
-        let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
-        return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan { rows, published, finishes, cause, notes: Vec::new() })));
+        let finishes =
+            until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
+        return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
+            rows,
+            published,
+            finishes,
+            cause,
+            notes: Vec::new(),
+        })));
     }
     let is_first = match loaded {
         None => wants_backlog(config),
         Some(_) => config.state.adopt_slot && source.backlog.is_some(),
     };
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
-        return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
+        return Err(Error::new(
+            Kind::SlotActive,
+            "the slot has everything by now; streaming from it",
+        ));
     }
-    Ok(TableTask::MakeSlot(Box::new(plan(config, loaded, &is, gap)?)))
+    Ok(TableTask::MakeSlot(Box::new(plan(
+        config, loaded, &is, gap,
+    )?)))
 }
 
 /// The stored position that a poller continues from.
-/// Errors: the table cannot be polled, or what is stored does not tell which of its rows were published.
-pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<Stored> {
-    let Found { config, loaded, facts, slot, history } = found;
+/// Errors: the table cannot be polled, or what is stored does not tell which of its rows were
+/// published.
+pub(super) fn polled(
+    found: Found<'_>,
+    fresh: Stored,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<Stored> {
+    let Found {
+        config,
+        loaded,
+        facts,
+        slot,
+        history,
+    } = found;
     if config.state.store == StoreKind::Slot {
-        let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
+        let cause =
+            "state.store is slot, and without a slot there is nothing to keep the position in";
         return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
     }
-    if let Some(outbox) = config.outboxes.iter().find(|outbox| outbox.source.table().is_none()) {
+    if let Some(outbox) = config
+        .outboxes
+        .iter()
+        .find(|outbox| outbox.source.table().is_none())
+    {
         let cause = format!("{} are in no table, and cannot be polled", outbox.source);
-        return Err(Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
+        return Err(
+            Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\"")
+        );
     }
-    if loaded.is_some_and(|stored| stored.stream_only.iter().any(|oid| fresh.table_oids.contains(oid))) {
-        let cause = "the table cannot be polled: its rows are deleted right after they are written".to_owned();
-        return Err(Error::new(Kind::Publication, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
+    if loaded.is_some_and(|stored| {
+        stored
+            .stream_only
+            .iter()
+            .any(|oid| fresh.table_oids.contains(oid))
+    }) {
+        let cause = "the table cannot be polled: its rows are deleted right after they are written"
+            .to_owned();
+        return Err(Error::new(Kind::Publication, cause)
+            .remedy("relay them from a slot: slot.mode = \"slot\""));
     }
     let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
         // The first time: until is that of the first look.
         let is_first = loaded.is_none() || config.source.backlog.is_some();
-        let rows = if is_first { backlog(config) } else { Rows::None };
+        let rows = if is_first {
+            backlog(config)
+        } else {
+            Rows::None
+        };
         if loaded.is_some() {
-            let left =
-                if rows == Rows::None { "; unpublished rows that the table has now are not published" } else { "" };
-            warn(format!("accepted because of --adopt-slot: the stored position is discarded{left}"));
+            let left = if rows == Rows::None {
+                "; unpublished rows that the table has now are not published"
+            } else {
+                ""
+            };
+            warn(format!(
+                "accepted because of --adopt-slot: the stored position is discarded{left}"
+            ));
         }
         let catch_up = CatchUp::new(rows, None);
-        return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
+        return Ok(Stored {
+            published: None,
+            catch_up: Some(catch_up),
+            ..fresh
+        });
     };
     same_cluster(stored, slot).map_err(|error| error.remedy(choices(config)))?;
     // Nothing of a slot or publication matters here; whose log it was, does.
@@ -232,7 +369,14 @@ pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(Stri
     };
     let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
         // A condition over the rows holds on any server that has the table.
-        Err(_) if config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) => None,
+        Err(_)
+            if config
+                .outboxes
+                .iter()
+                .all(|outbox| outbox.upkeep.says_for_itself()) =>
+        {
+            None
+        }
         found => found.map_err(|error| error.remedy(choices(config)))?,
     };
     let moved = stored.server.timeline != fresh.server.timeline;
@@ -243,19 +387,31 @@ pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(Stri
     };
     if published.is_none()
         && stored.catch_up.is_none()
-        && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself())
+        && !config
+            .outboxes
+            .iter()
+            .all(|outbox| outbox.upkeep.says_for_itself())
     {
-        let cause = "the stored position does not tell which rows of the table were published".to_owned();
+        let cause =
+            "the stored position does not tell which rows of the table were published".to_owned();
         return Err(Error::new(Kind::PositionMismatch, cause).remedy(choices(config)));
     }
     // A slot does not know what is published from here on, so none may go on from here.
-    let fresh = Stored { position: Position::default(), ..fresh };
+    let fresh = Stored {
+        position: Position::default(),
+        ..fresh
+    };
     // Where a promotion came in between, what was begun with is of the past.
     let catch_up = stored.catch_up.clone().filter(|_| !moved);
-    Ok(Stored { published, catch_up, ..fresh })
+    Ok(Stored {
+        published,
+        catch_up,
+        ..fresh
+    })
 }
 
-/// Whether rows from before a new slot are published, although `setup` made it: they were asked for, or are pending.
+/// Whether rows from before a new slot are published, although `setup` made it: they were asked
+/// for, or are pending.
 pub(super) fn wants_backlog(config: &Config) -> bool {
     let is_pending = |outbox: &OutboxConfig| outbox.upkeep.pending.is_some();
     config.source.backlog.is_some() || config.outboxes.iter().any(is_pending)
@@ -274,7 +430,11 @@ fn backlog(config: &Config) -> Rows {
 }
 
 /// Which rows of this outbox's table are read; `None`: no row.
-pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox: &OutboxConfig) -> Option<Which<'a>> {
+pub(crate) fn which<'a>(
+    rows: &'a Rows,
+    published: Option<&'a Published>,
+    outbox: &OutboxConfig,
+) -> Option<Which<'a>> {
     match rows {
         Rows::None => None,
         Rows::All => Some(Which::All),
@@ -290,7 +450,11 @@ pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
                 // Skipped are rows whose column has a published transaction.
                 let skips = outbox.upkeep.copied_rows == CopiedRows::Skip;
                 let copies = (!skips).then(|| Copies::of(known));
-                Which::Unpublished { snapshot: &known.pair.snapshot, also: &known.also, copies }
+                Which::Unpublished {
+                    snapshot: &known.pair.snapshot,
+                    also: &known.also,
+                    copies,
+                }
             }
         }),
     }
@@ -298,12 +462,21 @@ pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
 
 /// The choices with `--backlog` that the configuration permits.
 fn backlogs(config: &Config) -> &'static str {
-    if config.outboxes.iter().all(|outbox| outbox.upkeep.pending.is_some()) {
+    if config
+        .outboxes
+        .iter()
+        .all(|outbox| outbox.upkeep.pending.is_some())
+    {
         "--backlog pending, or --backlog all (some events are duplicates)"
-    } else if config.outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself()) {
+    } else if config
+        .outboxes
+        .iter()
+        .any(|outbox| outbox.upkeep.says_for_itself())
+    {
         "--backlog all (some events are duplicates)"
     } else {
-        "--backlog all, --backlog since=TIME (some events are duplicates) or --backlog none (what was not relayed is given \
+        "--backlog all, --backlog since=TIME (some events are duplicates) or --backlog none (what \
+         was not relayed is given \
          up)"
     }
 }
@@ -311,12 +484,14 @@ fn backlogs(config: &Config) -> &'static str {
 fn choices(config: &Config) -> Remedy {
     let first = match config.source.on_loss {
         OnLoss::Stop => {
-            "start it once with --on-slot-loss recover, which publishes exactly what was not published, if it can. Else "
+            "start it once with --on-slot-loss recover, which publishes exactly what was not \
+             published, if it can. Else "
         }
         OnLoss::Recover => "",
     };
     Remedy::from(format!(
-        "{first}walrelay can recreate the slot, and asks you which rows of the table are published then: start it once with \
+        "{first}walrelay can recreate the slot, and asks you which rows of the table are published \
+         then: start it once with \
          --adopt-slot and {}. `",
         backlogs(config)
     ))
@@ -325,43 +500,64 @@ fn choices(config: &Config) -> Remedy {
 }
 
 /// Whether rows of this table can be read as they have to be.
-pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, config: &Config) -> Result<()> {
-    let (slot, table) = (&config.source.slot, &facts.name);
+pub(super) fn fits(
+    facts: &TableFacts,
+    outbox: &OutboxConfig,
+    task: &TableTask,
+    config: &Config,
+) -> Result<()> {
+    let slot = &config.source.slot;
+    let table = &facts.name;
     if matches!(task, TableTask::MakeSlot(plan) if plan.rows == Rows::None) {
         return Ok(());
     }
     if !facts.may_select {
-        let cause = format!("slot {slot}: the relay must read rows of table {table}, and the role has no right to");
+        let cause = format!(
+            "slot {slot}: the relay must read rows of table {table}, and the role has no right to"
+        );
         let user = quoted(&config.source.database.user);
-        return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
+        return Err(Error::new(Kind::PostgresRefused, cause)
+            .remedy(format!("grant select on {table} to {user}")));
     }
     // One that is asked for again has no order to keep.
     if facts.order.is_none() && !matches!(task, TableTask::Again(_)) {
         let cause = format!(
-            "slot {slot}: the relay must read rows of table {table}, and no column gives their order: the table has no \
+            "slot {slot}: the relay must read rows of table {table}, and no column gives their \
+             order: the table has no \
              identity or serial column"
         );
-        return Err(Error::new(Kind::PositionMismatch, cause)
-            .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
+        return Err(Error::new(Kind::PositionMismatch, cause).remedy(format!(
+            "{NEEDS_ORDER}. To go on without these rows: --adopt-slot"
+        )));
     }
     // After a crash, a row that is read again would look like other rows of its id.
     let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions().is_some();
     if needs_key && outbox.row_key.is_none() {
-        let cause =
-            format!("slot {slot}: the relay must read rows of table {table}, and no unique index identifies one row");
+        let cause = format!(
+            "slot {slot}: the relay must read rows of table {table}, and no unique index \
+             identifies one row"
+        );
         return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
     }
     let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
-    if matches!(task, TableTask::Poll(_)) && outbox.upkeep.marks_any() && !outbox.upkeep.says_for_itself() {
-        let cause =
-            format!("table {table} cannot be polled: no poll could tell a row that walrelay marked from a copied one");
+    if matches!(task, TableTask::Poll(_))
+        && outbox.upkeep.marks_any()
+        && !outbox.upkeep.says_for_itself()
+    {
+        let cause = format!(
+            "table {table} cannot be polled: no poll could tell a row that walrelay marked from a \
+             copied one"
+        );
         return Err(Error::new(Kind::Config, cause).remedy(
-            "set outbox.pending to the condition that outbox.mark ends, such as published_at is null; or remove \
+            "set outbox.pending to the condition that outbox.mark ends, such as published_at is \
+             null; or remove \
              outbox.mark, mark_failed and mark_waiting",
         ));
     }
     if matches!(task, TableTask::Poll(_)) && !tells {
-        let cause = format!("table {table} cannot be polled: no column tells which rows were not published");
+        let cause = format!(
+            "table {table} cannot be polled: no column tells which rows were not published"
+        );
         let mut setup = NextCommand::new("setup").option("slot", slot);
         // Of several tables the file names them all.
         if config.outboxes.len() == 1 {
@@ -370,31 +566,59 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
         if config.source.mode == Mode::Poll {
             setup = setup.option("mode", "poll");
         }
-        return Err(Error::new(Kind::Config, cause).remedy(Remedy::from("`").and(setup.flag("add-xid-column")).and(
-            "`, run by the table's owner, adds a column with the transaction's id; or set outbox.pending and \
+        return Err(Error::new(Kind::Config, cause).remedy(
+            Remedy::from("`").and(setup.flag("add-xid-column")).and(
+                "`, run by the table's owner, adds a column with the transaction's id; or set \
+             outbox.pending and \
                  outbox.mark, or outbox.delete",
-        )));
+            ),
+        ));
     }
     Ok(())
 }
 
 /// Whether a relay could read the rows of all tables that the slot lacks. Reads no row.
 pub(super) async fn can_go_on(client: &Client, config: &Config) -> Result<()> {
-    let of_tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    let of_tables = config
+        .outboxes
+        .iter()
+        .filter(|outbox| outbox.source.table().is_some());
     let facts = all_table_facts(client, &config.outboxes).await?;
-    facts.iter().zip(of_tables).try_for_each(|(facts, outbox)| fits(facts, outbox, &TableTask::GoOn, config))
+    facts
+        .iter()
+        .zip(of_tables)
+        .try_for_each(|(facts, outbox)| fits(facts, outbox, &TableTask::GoOn, config))
 }
 
-/// Whether a relay could read the rows of this table: those that a lost slot did not deliver, or where it polls, all.
-pub(crate) fn can_be_read(facts: &TableFacts, outbox: &OutboxConfig, config: &Config, polls: bool) -> Result<()> {
-    let task = if polls { TableTask::Poll(String::new()) } else { TableTask::GoOn };
+/// Whether a relay could read the rows of this table: those that a lost slot did not deliver, or
+/// where it polls, all.
+pub(crate) fn can_be_read(
+    facts: &TableFacts,
+    outbox: &OutboxConfig,
+    config: &Config,
+    polls: bool,
+) -> Result<()> {
+    let task = if polls {
+        TableTask::Poll(String::new())
+    } else {
+        TableTask::GoOn
+    };
     fits(facts, outbox, &task, config)
 }
 
-/// Whether these tables can be polled: they tell which of their rows were published, and there is a place to keep it.
-pub(super) fn can_poll<'t>(tables: impl Iterator<Item = (&'t TableFacts, &'t OutboxConfig)>, config: &Config) -> bool {
+/// Whether these tables can be polled: they tell which of their rows were published, and there is a
+/// place to keep it.
+pub(super) fn can_poll<'t>(
+    tables: impl Iterator<Item = (&'t TableFacts, &'t OutboxConfig)>,
+    config: &Config,
+) -> bool {
     let mut tables = tables;
     config.state.store != StoreKind::Slot
-        && config.outboxes.iter().all(|outbox| outbox.source.table().is_some())
-        && tables.all(|(facts, outbox)| fits(facts, outbox, &TableTask::Poll(String::new()), config).is_ok())
+        && config
+            .outboxes
+            .iter()
+            .all(|outbox| outbox.source.table().is_some())
+        && tables.all(|(facts, outbox)| {
+            fits(facts, outbox, &TableTask::Poll(String::new()), config).is_ok()
+        })
 }

@@ -1,7 +1,8 @@
 //! The loop of one session of the slot.
 //!
-//! Before the inputs of [`SharedLoop`], the loop waits for the end of a job: a position that is stored counts before the end
-//! of its session does. After them, it waits for the socket: always for writing, for reading only while there is room (P4).
+//! Before the inputs of [`SharedLoop`], the loop waits for the end of a job: a position that is
+//! stored counts before the end of its session does. After them, it waits for the socket: always
+//! for writing, for reading only while there is room (P4).
 
 use std::time::Duration;
 
@@ -9,10 +10,14 @@ use futures_util::future::FusedFuture as _;
 use tokio::time::Instant;
 
 use crate::postgres::sql;
-use crate::relay::jobs::{Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
+use crate::relay::jobs::{
+    Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict,
+};
 use crate::relay::recovery::why_unread;
 use crate::relay::session::{Session, memberships};
-use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed};
+use crate::relay::shared_loop::{
+    Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
+};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::store::Known;
@@ -20,7 +25,9 @@ use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
 use crate::source::control::{PendingRow, WalPosition};
 use crate::source::synchronous::Synchronous;
-use crate::source::watch::{Look, Versioned, altered_and_unread, compare, looks_as_before, notices};
+use crate::source::watch::{
+    Look, Versioned, altered_and_unread, compare, looks_as_before, notices,
+};
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::HELD_BACK;
@@ -41,7 +48,8 @@ use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 
-/// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
+/// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
+/// (P7).
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
 /// How long the last status may take to reach the server.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -58,7 +66,8 @@ enum Input {
 }
 
 /// Relays through `session` until it, the producer or the relay ends.
-/// Errors: why the session ended. The pipeline stays usable for the next one unless the error is the producer's.
+/// Errors: why the session ended. The pipeline stays usable for the next one unless the error is
+/// the producer's.
 pub(super) async fn run(
     pipeline: &mut Pipeline<AnySink>,
     mut session: Session,
@@ -66,10 +75,18 @@ pub(super) async fn run(
     epoch: Instant,
     process: Process<'_>,
 ) -> Result<Ended> {
-    let (now, config) = (Instant::now(), process.config);
+    let now = Instant::now();
+    let config = process.config;
     let marker = session.marker.take();
     let mut this = ReplicationLoop {
-        shared: SharedLoop::new(&mut pipeline.publisher, &session.control, marker, known, epoch, process),
+        shared: SharedLoop::new(
+            &mut pipeline.publisher,
+            &session.control,
+            marker,
+            known,
+            epoch,
+            process,
+        ),
         statistics: Statistics {
             ignored: pipeline.assembler.ignored(),
             confirmed: pipeline.confirmable(),
@@ -88,25 +105,44 @@ pub(super) async fn run(
     // What the session before knew counts until the first measurement.
     this.set_synchronous(this.pipeline.is_synchronous());
     // It was altered while no relay looked.
-    if this.session.fingerprints.iter().any(|now| now.publication_version() != Some(this.known_version())) {
+    if this
+        .session
+        .fingerprints
+        .iter()
+        .any(|now| now.publication_version() != Some(this.known_version()))
+    {
         this.jobs.look_soon();
     }
     let ended = this.run().await;
     let asked = this.shared.process.stop.asked();
     match &ended {
         // The slot is ours as long as the stream is not ended.
-        Ok(how) if *how != Ended::ServerShutDown && asked < Stop::Now => this.shared.retrying.finish(asked).await,
+        Ok(how) if *how != Ended::ServerShutDown && asked < Stop::Now => {
+            this.shared.retrying.finish(asked).await
+        }
         Ok(_) | Err(_) => this.shared.retrying.give_up().await,
     }
     this.report(Instant::now());
     this.pipeline.publisher.forget_unread();
-    let (confirmed, at_once) = (this.pipeline.confirmable(), this.shared.process.stop.asked() == Stop::Now);
+    let confirmed = this.pipeline.confirmable();
+    let at_once = this.shared.process.stop.asked() == Stop::Now;
     let stream = this.session.stream.wal;
-    let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
-    let last = Status { received: stream.received(), confirmed, reply_requested: false };
+    let deadline = Instant::now()
+        + if at_once {
+            Duration::ZERO
+        } else {
+            FINISH_TIMEOUT
+        };
+    let last = Status {
+        received: stream.received(),
+        confirmed,
+        reply_requested: false,
+    };
     match stream.finish(last, deadline).await {
         Ok(()) => this.pipeline.publisher.batches.confirmed(confirmed),
-        Err(error) => tracing::debug!(%error, "the last status update may not have reached the server"),
+        Err(error) => {
+            tracing::debug!(%error, "the last status update may not have reached the server")
+        }
     }
     failpoint::reached("confirmed");
     ended
@@ -120,7 +156,8 @@ struct ReplicationLoop<'a> {
     jobs: Jobs,
     /// Whether a look found the outbox changed or not published.
     catalog_unsound: bool,
-    /// The publication was altered. Once everything up to the pair's LSN is stored, the table is read up to its snapshot.
+    /// The publication was altered. Once everything up to the pair's LSN is stored, the table is
+    /// read up to its snapshot.
     altered: Option<Versioned>,
     /// None where rows do not say that they are pending.
     requeued: Option<RequeueDetector>,
@@ -137,8 +174,9 @@ struct Statistics {
     /// The LSN that the server was last told to be confirmed.
     told: Lsn,
     server_wal_end: Lsn,
-    /// The LSN of the newest message, and that at the last report. After a restart the server reads from before the
-    /// confirmed LSN, so it is not the received LSN that tells whether the server goes on.
+    /// The LSN of the newest message, and that at the last report. After a restart the server reads
+    /// from before the confirmed LSN, so it is not the received LSN that tells whether the server
+    /// goes on.
     sent: Lsn,
     sent_before: Lsn,
     unsent: Option<Unsent>,
@@ -161,11 +199,19 @@ impl ReplicationLoop<'_> {
                 self.halt(error)?;
             }
             let received = self.pipeline.publisher.ledger.received().end_lsn;
-            if let Some((_, error)) = self.session.vanished.take_if(|(until, _)| *until <= received) {
+            if let Some((_, error)) = self
+                .session
+                .vanished
+                .take_if(|(until, _)| *until <= received)
+            {
                 self.halt(error)?;
             }
             let now = Instant::now();
-            let rest = self.session.stream.pacer.rests_until(now, self.pipeline.publisher.counts().assembled);
+            let rest = self
+                .session
+                .stream
+                .pacer
+                .rests_until(now, self.pipeline.publisher.counts().assembled);
             let follows = self.session.stream.has_more || gathers || rest.is_some();
             self.pipeline.look(now - self.shared.epoch, follows);
             self.begin_jobs(now);
@@ -175,17 +221,24 @@ impl ReplicationLoop<'_> {
                 self.leave_if_commits_wait(now)?;
             }
             let left_over = self.has_left_over();
-            if let Some(leaving) = self.shared.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
+            if let Some(leaving) = self
+                .shared
+                .leaving
+                .take_if(|leaving| leaving.until <= now || !left_over)
+            {
                 return leaving.with;
             }
             if self.session.stream.is_busy(rest.is_some()) {
                 // This loop may find every input ready, and all other tasks share the thread.
                 tokio::task::yield_now().await;
             }
-            let input = self.next_input(self.wake_at(now, feedback), rest, gathers).await;
+            let input = self
+                .next_input(self.wake_at(now, feedback), rest, gathers)
+                .await;
             self.shared.process.watchdog.beat()?;
             if let Input::Shared(SharedInput::Deliveries) = input {
-                // On failure the producer is finished, and nothing that waits for it would come to an end.
+                // On failure the producer is finished, and nothing that waits for it would come to
+                // an end.
                 self.pipeline.publisher.delivered()?;
             } else if let Err(error) = self.handle(input).await {
                 self.halt(error)?;
@@ -195,7 +248,12 @@ impl ReplicationLoop<'_> {
 
     /// Takes in messages that were read, as far as there is room (P4).
     fn take_in(&mut self) -> Result<()> {
-        let StreamReader { wal, has_more, noticed, .. } = &mut self.session.stream;
+        let StreamReader {
+            wal,
+            has_more,
+            noticed,
+            ..
+        } = &mut self.session.stream;
         // Also where intake has ended: nothing of what is left is for the next turn.
         *has_more = false;
         self.pipeline.publisher.retry_pending()?;
@@ -206,11 +264,23 @@ impl ReplicationLoop<'_> {
             if !self.pipeline.publisher.has_room() {
                 return Ok(());
             }
-            let Some(message) = wal.next(self.pipeline.assembler.open_transaction())? else { return Ok(()) };
+            let Some(message) = wal.next(self.pipeline.assembler.open_transaction())? else {
+                return Ok(());
+            };
             failpoint::reached("received");
-            self.shared.process.telemetry.metrics.received_messages.inc();
+            self.shared
+                .process
+                .telemetry
+                .metrics
+                .received_messages
+                .inc();
             match message {
-                WalMessage::Data { wal_start, wal_end, body, .. } => {
+                WalMessage::Data {
+                    wal_start,
+                    wal_end,
+                    body,
+                    ..
+                } => {
                     *noticed = None;
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
                     self.statistics.sent = wal_end;
@@ -229,9 +299,14 @@ impl ReplicationLoop<'_> {
                     judge_notice(&notice, &self.shared.process.config.source)?;
                     *noticed = Some(notice);
                 }
-                WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),
+                WalMessage::ParameterStatus { name, value } => {
+                    tracing::debug!(name, value, "a setting changed")
+                }
                 WalMessage::CopyDone => {
-                    return Err(Error::new(Kind::PostgresUnreachable, "Postgres ended the stream"));
+                    return Err(Error::new(
+                        Kind::PostgresUnreachable,
+                        "Postgres ended the stream",
+                    ));
                 }
             }
         }
@@ -252,25 +327,34 @@ impl ReplicationLoop<'_> {
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.pipeline.store_begun(since);
                 self.shared.process.telemetry.metrics.catalog_checks.inc();
-                self.jobs.begin_look(&self.session, self.shared.process.config, Some(position), now);
+                self.jobs.begin_look(
+                    &self.session,
+                    self.shared.process.config,
+                    Some(position),
+                    now,
+                );
             }
             Due::Idle(_) => {}
         }
-        let (config, publisher) = (self.shared.process.config, &mut self.pipeline.publisher);
+        let config = self.shared.process.config;
+        let publisher = &mut self.pipeline.publisher;
         self.shared.begin_write_back(publisher, usize::MAX);
         if !is_leaving && !publisher.write_backs.refused {
             self.shared.retrying.begin_due(publisher, now);
         }
-        self.jobs.begin_tail(config, || publisher.before.as_ref()?.unread());
+        self.jobs
+            .begin_tail(config, || publisher.before.as_ref()?.unread());
         if !self.may_look() {
             return;
         }
         if self.requeued.is_some() && !is_leaving {
             let every = config.source.poll.pending_interval;
-            self.jobs.begin_watch(&self.session, self.pipeline.publisher.marked(), every, now);
+            self.jobs
+                .begin_watch(&self.session, self.pipeline.publisher.marked(), every, now);
         }
         if !self.is_altered() && self.pipeline.trail.wants_pair() {
-            self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
+            self.jobs
+                .begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
         }
         if self.jobs.begin_due(&self.session, config, now) {
             self.shared.process.telemetry.metrics.catalog_checks.inc();
@@ -280,7 +364,8 @@ impl ReplicationLoop<'_> {
     /// Answers the server where that is due, and says when to look again.
     /// Errors: the server fell silent (P5).
     fn tell_server(&mut self, now: Instant) -> Result<Instant> {
-        let (reads, confirmed) = (self.reads(), self.pipeline.confirmable());
+        let reads = self.reads();
+        let confirmed = self.pipeline.confirmable();
         if let Some(until) = self.session.stream.wal.answer(now, confirmed, reads)? {
             return Ok(until);
         }
@@ -294,10 +379,15 @@ impl ReplicationLoop<'_> {
         self.shared.leaving.is_none() && self.pipeline.publisher.has_room()
     }
 
-    /// Waits for the next input, the end of a `rest` included. While the reader gathers, a dry socket is an input, too.
+    /// Waits for the next input, the end of a `rest` included. While the reader gathers, a dry
+    /// socket is an input, too.
     async fn next_input(&mut self, wake: Instant, rest: Option<Instant>, gathers: bool) -> Input {
         let room = self.reads();
-        let Readiness { reads, has_more, delivers } = self.session.stream.prepare(room, rest.is_some());
+        let Readiness {
+            reads,
+            has_more,
+            delivers,
+        } = self.session.stream.prepare(room, rest.is_some());
         tokio::select! {
             biased;
             // A job ends once each time that it is begun, so jobs hold up nothing.
@@ -312,14 +402,21 @@ impl ReplicationLoop<'_> {
 
     /// When to look at the clock again: `feedback` says for itself.
     fn wake_at(&self, now: Instant, feedback: Instant) -> Instant {
-        // A job that is overdue and waits for something else than the clock must not make the loop spin.
+        // A job that is overdue and waits for something else than the clock must not make the loop
+        // spin.
         let soon = now + RETRY_INTERVAL;
-        let store = self.pipeline.wake_at().map(|since| (self.shared.epoch + since).max(soon));
+        let store = self
+            .pipeline
+            .wake_at()
+            .map(|since| (self.shared.epoch + since).max(soon));
         let retry = self.pipeline.publisher.is_pending().then_some(soon);
         let leave = self.shared.leaving.as_ref().map(|leaving| leaving.until);
         let jobs = self.jobs.wake_at().map(|next| next.max(soon));
         let due = feedback.min(self.shared.next_report);
-        [store, retry, leave, jobs].into_iter().flatten().fold(due, Instant::min)
+        [store, retry, leave, jobs]
+            .into_iter()
+            .flatten()
+            .fold(due, Instant::min)
     }
 
     async fn handle(&mut self, input: Input) -> Result<()> {
@@ -334,8 +431,15 @@ impl ReplicationLoop<'_> {
             Input::Shared(input) => self.shared.handle(input, &mut self.pipeline.publisher)?,
             Input::Job(done) => self.job_done(*done).await?,
             Input::Socket(Ok(io)) => {
-                self.shared.process.telemetry.metrics.received_bytes.inc_by(io.received_bytes as u64);
-                self.session.stream.was_read(io, self.pipeline.publisher.counts().assembled);
+                self.shared
+                    .process
+                    .telemetry
+                    .metrics
+                    .received_bytes
+                    .inc_by(io.received_bytes as u64);
+                self.session
+                    .stream
+                    .was_read(io, self.pipeline.publisher.counts().assembled);
             }
             Input::Socket(Err(error)) => return Err(self.last_read(error)),
             Input::Dry => self.session.stream.is_dry(),
@@ -345,7 +449,9 @@ impl ReplicationLoop<'_> {
 
     async fn job_done(&mut self, done: Done) -> Result<()> {
         let answered = match done {
-            Done::Stored(store, position, result) => return self.stored(store, position, result).await,
+            Done::Stored(store, position, result) => {
+                return self.stored(store, position, result).await;
+            }
             Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store),
             Done::Measured(result) => result.and_then(|measured| self.measured(&measured)),
             Done::Kept(result, outbox) => result.map(|found| self.looked_for_row(found, outbox)),
@@ -354,7 +460,8 @@ impl ReplicationLoop<'_> {
                 self.looked_for_pending(rows, lsn, &settled);
                 Ok(())
             }
-            // A table that is read through each time takes too long, and must not hold up the stream.
+            // A table that is read through each time takes too long, and must not hold up the
+            // stream.
             Done::Pending(Err(error), _) => {
                 if let Some(requeued) = &mut self.requeued {
                     requeued.warn(&self.shared.process.config.source.slot, &error);
@@ -367,11 +474,21 @@ impl ReplicationLoop<'_> {
                 Ok(())
             }
         };
-        // The end of the session is an input of its own: only that tells a shutdown of Postgres from a lost connection (P7).
-        if self.session.control.is_over() { Ok(()) } else { answered }
+        // The end of the session is an input of its own: only that tells a shutdown of Postgres
+        // from a lost connection (P7).
+        if self.session.control.is_over() {
+            Ok(())
+        } else {
+            answered
+        }
     }
 
-    async fn stored(&mut self, store: AnyStore, position: Position, result: Result<()>) -> Result<()> {
+    async fn stored(
+        &mut self,
+        store: AnyStore,
+        position: Position,
+        result: Result<()>,
+    ) -> Result<()> {
         let took = store.took;
         self.session.start.store = Some(store);
         if let Err(error) = result {
@@ -386,10 +503,17 @@ impl ReplicationLoop<'_> {
         self.shared.stored(&mut self.pipeline.publisher);
         failpoint::reached("stored");
         if self.session.start.identity.catch_up.is_some() {
-            self.leave(self.shared.process.config.shutdown.timeout, Ok(Ended::Again));
+            self.leave(
+                self.shared.process.config.shutdown.timeout,
+                Ok(Ended::Again),
+            );
         }
         if let Some(events) = self.pipeline.stored(position) {
-            self.shared.process.telemetry.metrics.transaction(events, took);
+            self.shared
+                .process
+                .telemetry
+                .metrics
+                .transaction(events, took);
         }
         Ok(())
     }
@@ -399,7 +523,8 @@ impl ReplicationLoop<'_> {
         &self.session.start.identity.publication_version
     }
 
-    /// Takes a pair whose snapshot sees the publication as it was. A later one may see rows that were not published.
+    /// Takes a pair whose snapshot sees the publication as it was. A later one may see rows that
+    /// were not published.
     fn paired(&mut self, taken: Versioned) {
         if self.is_altered() {
             return;
@@ -409,7 +534,9 @@ impl ReplicationLoop<'_> {
             return self.jobs.look_soon();
         }
         self.jobs.paired_at = self.pipeline.publisher.counts().acked;
-        self.pipeline.trail.took(taken.pair.snapshot, taken.pair.lsn);
+        self.pipeline
+            .trail
+            .took(taken.pair.snapshot, taken.pair.lsn);
     }
 
     /// Judges a look at the catalogs.
@@ -431,26 +558,29 @@ impl ReplicationLoop<'_> {
         self.publication_altered(look, looks_same)
     }
 
-    /// Has the table read for rows that are missing from the stream. Where it cannot be read, only a change that looks like
-    /// none is a reason to stop.
+    /// Has the table read for rows that are missing from the stream. Where it cannot be read, only
+    /// a change that looks like none is a reason to stop.
     fn publication_altered(&mut self, look: &Look, looks_same: bool) -> Result<()> {
         let config = self.shared.process.config;
         let identity = &mut self.session.start.identity;
         let why = why_unread(config, identity, self.pipeline.trail.is_known()).map(str::to_owned);
         let why = why.or_else(|| look.unreadable.as_ref().map(ToString::to_string));
-        let (slot, publication) = (&config.source.slot, &config.source.publication);
+        let slot = &config.source.slot;
+        let publication = &config.source.publication;
         match (why, look.now.first(), look.versioned()) {
             (Some(why), Some(now), _) if looks_same => return Err(altered_and_unread(now, why)),
             (Some(why), _, Some(now)) => {
                 let verify = NextCommand::new("verify");
                 tracing::warn!(event = "publication_altered", %slot, publication, why,
-                    "the publication was altered: if inserts were not published in between, rows of that time are missing \
+                    "the publication was altered: if inserts were not published in between, rows \
+                     of that time are missing \
                      from the stream; `{verify}` names them");
                 identity.publication_version = now.publication_version;
             }
             (None, _, Some(now)) => {
                 tracing::warn!(event = "publication_altered", %slot, publication,
-                    "the publication was altered: rows of that time may be missing from the stream; reading from the \
+                    "the publication was altered: rows of that time may be missing from the \
+                     stream; reading from the \
                      table what was not published");
                 self.altered = Some(now);
             }
@@ -465,11 +595,17 @@ impl ReplicationLoop<'_> {
     }
 
     /// Stores `then_store` where the outbox is published as it was.
-    fn looked_at_catalog(&mut self, result: Result<Look>, then_store: Option<Position>) -> Result<()> {
+    fn looked_at_catalog(
+        &mut self,
+        result: Result<Look>,
+        then_store: Option<Position>,
+    ) -> Result<()> {
         let judged = result.and_then(|look| self.judge_look(&look));
         self.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.
-        if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.transaction.is_open()) {
+        if then_store.is_some()
+            && (judged.is_err() || self.pipeline.publisher.transaction.is_open())
+        {
             self.pipeline.confirm.abandoned();
         } else if let Some(position) = then_store {
             self.begin_store(position);
@@ -481,31 +617,47 @@ impl ReplicationLoop<'_> {
         self.pipeline.publisher.batches.seal();
         self.pipeline.publisher.transaction.committing = true;
         let published = self.pipeline.trail.published(&position).cloned();
-        // Everything up to there is delivered: what the snapshot sees and is not published is missing from the stream.
-        if let Some(altered) = self.altered.take_if(|altered| altered.pair.lsn <= position.end_lsn) {
+        // Everything up to there is delivered: what the snapshot sees and is not published is
+        // missing from the stream.
+        if let Some(altered) = self
+            .altered
+            .take_if(|altered| altered.pair.lsn <= position.end_lsn)
+        {
             let identity = &mut self.session.start.identity;
             identity.catch_up = Some(CatchUp::new(Rows::Unpublished, Some(altered.pair.snapshot)));
             identity.publication_version = altered.publication_version;
         }
-        self.jobs.begin_store(&mut self.session, position, published);
+        self.jobs
+            .begin_store(&mut self.session, position, published);
     }
 
     fn looked_for_pending(&mut self, rows: Vec<PendingRow>, lsn: Lsn, settled: &Position) {
-        let Some(requeued) = &mut self.requeued else { return };
-        let row_id = |(outbox, key): PendingRow| RowId::new(outbox, key.iter().map(String::as_bytes));
+        let Some(requeued) = &mut self.requeued else {
+            return;
+        };
+        let row_id =
+            |(outbox, key): PendingRow| RowId::new(outbox, key.iter().map(String::as_bytes));
         let mut asked = requeued.looked(rows.into_iter().map(row_id).collect(), lsn, settled);
         // Parked events are pending as well.
         asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
         if !asked.is_empty() {
-            let (slot, rows) = (&self.shared.process.config.source.slot, asked.len());
-            tracing::info!(event = "pending_rows_found", %slot, rows, "rows are pending again; publishing them again");
-            self.leave(self.shared.process.config.shutdown.timeout, Ok(Ended::Asked(asked)));
+            let slot = &self.shared.process.config.source.slot;
+            let rows = asked.len();
+            tracing::info!(event = "pending_rows_found", %slot, rows, "rows are pending again; \
+                publishing them again");
+            self.leave(
+                self.shared.process.config.shutdown.timeout,
+                Ok(Ended::Asked(asked)),
+            );
         }
     }
 
-    /// `found` says whether the row of an event that was delivered a while ago is in its table; none where the role may not look.
+    /// `found` says whether the row of an event that was delivered a while ago is in its table;
+    /// none where the role may not look.
     fn looked_for_row(&mut self, found: Option<bool>, outbox: usize) {
-        let Some(of) = self.shared.process.config.outboxes.get(outbox) else { return };
+        let Some(of) = self.shared.process.config.outboxes.get(outbox) else {
+            return;
+        };
         if self.rows_persist.found(outbox, found) {
             self.session.stream_only(of);
         } else if found == Some(true) {
@@ -514,12 +666,14 @@ impl ReplicationLoop<'_> {
     }
 
     fn tail_read(&mut self, topic: &str, tail: Option<Tail>, result: Result<()>) {
-        let (slot, records) = (&self.shared.process.config.source.slot, tail.as_ref().map_or(0, |tail| tail.count));
+        let slot = &self.shared.process.config.source.slot;
+        let records = tail.as_ref().map_or(0, |tail| tail.count);
         tracing::debug!(%slot, topic, records, "looked for what was published before");
         if let Err(error) = &result {
             let fix = error.what_to_do();
             tracing::warn!(event = "tail_read_failed", %slot, topic, %error, fix,
-                "the topic cannot be read: events that were published before a crash may be published again");
+                "the topic cannot be read: events that were published before a crash may be \
+                 published again");
         }
         match (&mut self.pipeline.publisher.before, tail) {
             (Some(before), Some(tail)) => before.read(tail, result.is_err()),
@@ -531,22 +685,39 @@ impl ReplicationLoop<'_> {
     fn measured(&mut self, measured: &WalPosition) -> Result<()> {
         self.statistics.server_wal_end = self.statistics.server_wal_end.max(measured.wal_end);
         let received = self.session.stream.wal.received();
-        if self.statistics.unsent.as_ref().is_none_or(|unsent| unsent.end <= received) {
-            self.statistics.unsent = Some(Unsent { end: measured.wal_end, since_us: now_us() });
+        if self
+            .statistics
+            .unsent
+            .as_ref()
+            .is_none_or(|unsent| unsent.end <= received)
+        {
+            self.statistics.unsent = Some(Unsent {
+                end: measured.wal_end,
+                since_us: now_us(),
+            });
         }
-        self.statistics.oldest.report(self.shared.process.telemetry, measured.oldest_transaction.as_ref());
+        self.statistics.oldest.report(
+            self.shared.process.telemetry,
+            measured.oldest_transaction.as_ref(),
+        );
         if let Some(retained) = measured.retained_bytes() {
             self.judge_retained(retained);
         }
         self.judge_synchronous(&measured.synchronous)?;
         if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
-            self.shared.process.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
+            self.shared
+                .process
+                .telemetry
+                .metrics
+                .slot_restart_lsn
+                .set(restart_lsn);
         }
         self.begin_kept();
         Ok(())
     }
 
-    /// Takes in messages that were read before the connection failed: the server may have sent the reason.
+    /// Takes in messages that were read before the connection failed: the server may have sent the
+    /// reason.
     fn last_read(&mut self, error: Error) -> Error {
         loop {
             match self.take_in() {
@@ -563,13 +734,18 @@ impl ReplicationLoop<'_> {
             let metrics = &self.shared.process.telemetry.metrics;
             let oldest_transaction_pid = metrics.oldest_transaction_pid.get();
             let oldest_transaction_seconds = metrics.oldest_transaction_seconds.get();
-            tracing::warn!(event = "retained_wal_grown", slot = %self.shared.process.config.source.slot,
+            tracing::warn!(event = "retained_wal_grown",
+                slot = %self.shared.process.config.source.slot,
                 oldest_transaction_pid, oldest_transaction_seconds, fix = HELD_BACK, "{news}");
         }
-        self.shared.process.telemetry.health.over_budget(match verdict {
-            Verdict::Over { retained, max } => Some((retained, max)),
-            Verdict::Within | Verdict::GiveUp => None,
-        });
+        self.shared
+            .process
+            .telemetry
+            .health
+            .over_budget(match verdict {
+                Verdict::Over { retained, max } => Some((retained, max)),
+                Verdict::Within | Verdict::GiveUp => None,
+            });
         // Without that, the published rows would not be known.
         let stored = self.pipeline.confirm.stored_position();
         if verdict == Verdict::GiveUp
@@ -581,12 +757,17 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// Says whether commits of all sessions wait for this relay. If so, it confirms as soon as it can.
-    /// Errors: what is being written may wait for this relay, or for a session that does. The next session begins anew.
+    /// Says whether commits of all sessions wait for this relay. If so, it confirms as soon as it
+    /// can. Errors: what is being written may wait for this relay, or for a session that does. The
+    /// next session begins anew.
     fn judge_synchronous(&mut self, found: &Synchronous) -> Result<()> {
         let is_synchronous = found.counts_relay();
         let reason = is_synchronous.then(|| found.remedy());
-        self.shared.process.telemetry.health.synchronous_standby(reason);
+        self.shared
+            .process
+            .telemetry
+            .health
+            .synchronous_standby(reason);
         if is_synchronous == self.pipeline.is_synchronous() {
             return Ok(());
         }
@@ -594,14 +775,18 @@ impl ReplicationLoop<'_> {
         let slot = &self.shared.process.config.source.slot;
         if is_synchronous {
             let error = found.fault(slot);
-            let (state, fix) = (found.state.as_deref().unwrap_or_default(), error.what_to_do());
-            tracing::error!(event = "synchronous_standby", %slot, %error, fix, state, "commits wait for this relay");
+            let state = found.state.as_deref().unwrap_or_default();
+            let fix = error.what_to_do();
+            tracing::error!(event = "synchronous_standby", %slot, %error, fix, state,
+                "commits wait for this relay");
             self.shared.process.telemetry.failed(&error);
         } else {
-            tracing::info!(event = "synchronous_standby_ended", %slot, "commits wait for this relay no longer");
+            tracing::info!(event = "synchronous_standby_ended", %slot, "commits wait for this \
+                relay no longer");
         }
         if is_synchronous && self.pipeline.publisher.write_backs.is_in_progress() {
-            let what = "commits wait for this relay since it began to write to rows: beginning with other sessions";
+            let what = "commits wait for this relay since it began to write to rows: beginning \
+                        with other sessions";
             return Err(Error::new(Kind::PostgresUnreachable, what));
         }
         Ok(())
@@ -610,17 +795,26 @@ impl ReplicationLoop<'_> {
     fn set_synchronous(&mut self, is_synchronous: bool) {
         self.session.stream.wal.set_synchronous(is_synchronous);
         self.pipeline.set_synchronous(is_synchronous);
-        self.shared.process.telemetry.metrics.synchronous_standby.set(i64::from(is_synchronous));
+        self.shared
+            .process
+            .telemetry
+            .metrics
+            .synchronous_standby
+            .set(i64::from(is_synchronous));
     }
 
     /// Errors: commits wait for this relay, and it makes no progress.
     fn leave_if_commits_wait(&mut self, now: Instant) -> Result<()> {
         let acked = self.pipeline.publisher.counts().acked;
-        let (holds, confirmed) = (self.pipeline.holds_up_commits(), self.pipeline.confirmable());
-        if self.shared.leaving.is_none() && self.held_commits.is_too_long(holds, acked, confirmed, now) {
+        let holds = self.pipeline.holds_up_commits();
+        let confirmed = self.pipeline.confirmable();
+        if self.shared.leaving.is_none()
+            && self.held_commits.is_too_long(holds, acked, confirmed, now)
+        {
             let error = HeldCommits::error(self.pipeline.publisher.is_drained());
             let slot = &self.shared.process.config.source.slot;
-            tracing::error!(event = "stream_left", %slot, %error, "leaving the stream, and trying again");
+            tracing::error!(event = "stream_left", %slot, %error, "leaving the stream, and trying \
+                again");
             return Err(error);
         }
         Ok(())
@@ -632,10 +826,18 @@ impl ReplicationLoop<'_> {
             let of = self.shared.process.config.outboxes.get(row.outbox);
             of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
         });
-        let Some(row) = self.rows_persist.due(newest) else { return };
-        let Some(outbox) = self.shared.process.config.outboxes.get(row.outbox) else { return };
+        let Some(row) = self.rows_persist.due(newest) else {
+            return;
+        };
+        let Some(outbox) = self.shared.process.config.outboxes.get(row.outbox) else {
+            return;
+        };
         let values = row.values().map(|value| String::from_utf8(value.to_vec()));
-        let key = outbox.key_columns().cloned().zip(values).map(|(column, value)| Some((column, value.ok()?)));
+        let key = outbox
+            .key_columns()
+            .cloned()
+            .zip(values)
+            .map(|(column, value)| Some((column, value.ok()?)));
         if let Some(table) = outbox.source.table().cloned()
             && let Some(key) = key.collect()
         {
@@ -643,11 +845,15 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// A store that failed with its producer says less than the failure of the record that ended the producer.
+    /// A store that failed with its producer says less than the failure of the record that ended
+    /// the producer.
     async fn why_not_stored(&mut self, error: Error) -> Error {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            if tokio::time::timeout_at(until, self.pipeline.publisher.receive_deliveries()).await.is_err() {
+            if tokio::time::timeout_at(until, self.pipeline.publisher.receive_deliveries())
+                .await
+                .is_err()
+            {
                 return error;
             }
             if let Err(better) = self.pipeline.publisher.delivered() {
@@ -658,25 +864,32 @@ impl ReplicationLoop<'_> {
 
     /// Whether something received still has to be acked, stored or confirmed.
     fn has_left_over(&self) -> bool {
-        let only_keepalives = matches!(self.pipeline.due(self.shared.epoch.elapsed(), true), Due::Idle(_));
+        let only_keepalives = matches!(
+            self.pipeline.due(self.shared.epoch.elapsed(), true),
+            Due::Idle(_)
+        );
         !(self.pipeline.is_settled()
-            || self.pipeline.publisher.write_backs.refused && self.pipeline.is_stored_as_far_as_written_back()
+            || self.pipeline.publisher.write_backs.refused
+                && self.pipeline.is_stored_as_far_as_written_back()
             || !self.may_look() && self.pipeline.publisher.is_drained() && only_keepalives)
     }
 
-    /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
+    /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be
+    /// stored.
     fn may_look(&self) -> bool {
         !self.shared.control.is_terminated() && !self.catalog_unsound
     }
 
-    /// Ends intake where `error` halts. Earlier events are acked, stored and confirmed before the relay stops (P3).
-    /// Errors: `error` itself, where it heals or where there is nothing to wait for.
+    /// Ends intake where `error` halts. Earlier events are acked, stored and confirmed before the
+    /// relay stops (P3). Errors: `error` itself, where it heals or where there is nothing to wait
+    /// for.
     fn halt(&mut self, error: Error) -> Result<()> {
         if !error.kind().halts() {
             return Err(error);
         }
         if self.shared.leaving.is_none() && !self.pipeline.publisher.is_drained() {
-            tracing::error!(event = "halting", %error, "stopping: waiting for acks of earlier events");
+            tracing::error!(event = "halting", %error, "stopping: waiting for acks of earlier \
+                                                        events");
         }
         self.leave(self.shared.process.config.shutdown.timeout, Err(error));
         Ok(())
@@ -687,35 +900,59 @@ impl ReplicationLoop<'_> {
     }
 
     fn report(&mut self, now: Instant) {
-        let (pipeline, statistics) = (&mut *self.pipeline, &mut self.statistics);
+        let pipeline = &mut *self.pipeline;
+        let statistics = &mut self.statistics;
         let metrics = &self.shared.process.telemetry.metrics;
         let ignored = pipeline.assembler.ignored();
         let before = std::mem::replace(&mut statistics.ignored, ignored);
-        metrics.ignored(Other::Insert, ignored.inserts.saturating_sub(before.inserts));
-        metrics.ignored(Other::Update, ignored.updates.saturating_sub(before.updates));
-        metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(before.deletes));
-        metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(before.truncates));
-        metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(before.messages));
+        metrics.ignored(
+            Other::Insert,
+            ignored.inserts.saturating_sub(before.inserts),
+        );
+        metrics.ignored(
+            Other::Update,
+            ignored.updates.saturating_sub(before.updates),
+        );
+        metrics.ignored(
+            Other::Delete,
+            ignored.deletes.saturating_sub(before.deletes),
+        );
+        metrics.ignored(
+            Other::Truncate,
+            ignored.truncates.saturating_sub(before.truncates),
+        );
+        metrics.ignored(
+            Other::LogicalMessage,
+            ignored.messages.saturating_sub(before.messages),
+        );
         let covered = ignored.covered.saturating_sub(before.covered);
         metrics.covered_events.inc_by(covered);
         if covered > 0 && !std::mem::replace(&mut statistics.told_covered, true) {
             let position = self.session.start.identity.position;
-            tracing::info!(event = "events_covered", slot = %self.shared.process.config.source.slot, %position,
-                "the slot sends events from before the stored position, which counts them as delivered: they are not published");
+            tracing::info!(event = "events_covered", slot = %self.shared.process.config.source.slot,
+                %position,
+                "the slot sends events from before the stored position, which counts them as \
+                 delivered: they are not published");
         }
         let received = self.session.stream.wal.received();
         metrics.received_lsn.set(received);
         metrics.server_wal_end_lsn.set(statistics.server_wal_end);
-        metrics.stored_lsn.set(pipeline.confirm.stored_position().end_lsn);
+        metrics
+            .stored_lsn
+            .set(pipeline.confirm.stored_position().end_lsn);
         if !statistics.told.is_zero() {
             metrics.confirmed_lsn.set(statistics.told);
         }
         let confirmable = pipeline.confirmable();
         let confirmed = std::mem::replace(&mut statistics.confirmed, confirmable) < confirmable;
-        let unsent = statistics.unsent.as_ref().filter(|unsent| unsent.end > received);
+        let unsent = statistics
+            .unsent
+            .as_ref()
+            .filter(|unsent| unsent.end > received);
         let streamed = Streamed {
             confirmed,
-            sent: std::mem::replace(&mut statistics.sent_before, statistics.sent) != statistics.sent,
+            sent: std::mem::replace(&mut statistics.sent_before, statistics.sent)
+                != statistics.sent,
             unsent_since_us: unsent.map(|unsent| unsent.since_us),
         };
         self.shared.report(&mut pipeline.publisher, streamed, now);

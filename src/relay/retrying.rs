@@ -1,12 +1,13 @@
 //! Retries of parked events: when they are due, and when an operator asks for them.
 //!
-//! The retries have a producer of their own, so that a refusal ends nothing but the attempt: a topic without a leader can
-//! hold one for a minute. They have a session of their own, so that nothing else waits for a lock on a row. Nothing else
-//! publishes events of an aggregate with parked events: the relay parks those until the last one is delivered or dropped
-//! (P2).
+//! The retries have a producer of their own, so that a refusal ends nothing but the attempt: a
+//! topic without a leader can hold one for a minute. They have a session of their own, so that
+//! nothing else waits for a lock on a row. Nothing else publishes events of an aggregate with
+//! parked events: the relay parks those until the last one is delivered or dropped (P2).
 //!
-//! A fault of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one: it is logged
-//! once, and the aggregate is retried after a pause. Only the bus, or a session that is gone, ends a pass.
+//! A fault of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up
+//! that one: it is logged once, and the aggregate is retried after a pause. Only the bus, or a
+//! session that is gone, ends a pass.
 
 mod producer;
 
@@ -41,12 +42,13 @@ use walrelay_core::sink::Sink;
 
 /// How often the table is asked which events are due, while any are parked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Looks take this small a part of the time, however many events are parked. Attempts have a back-off of their own.
+/// Looks take this small a part of the time, however many events are parked. Attempts have a
+/// back-off of their own.
 const LOOK_SHARE: u32 = 20;
 /// After a pass that could not be made.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How often the index is loaded from the table, and how soon the first time. Postgres may commit a transaction of
-/// another relay, or of a pass of an earlier session, a little later.
+/// How often the index is loaded from the table, and how soon the first time. Postgres may commit a
+/// transaction of another relay, or of a pass of an earlier session, a little later.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 const RELOAD_SOON: Duration = Duration::from_secs(5);
 /// How long the end of a session waits for a pass.
@@ -57,9 +59,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const HEADS_MAX: i64 = 1_000;
 /// Events sent before their acks are waited for.
 const BATCH_EVENTS: i64 = 200;
-/// One event is this many times in memory: from Postgres, as it was parked, as a record, and as the client's copy.
+/// One event is this many times in memory: from Postgres, as it was parked, as a record, and as the
+/// client's copy.
 const COPIES: usize = 4;
-/// So long of a pass may go to aggregates that were blocked before, so long to requested drops, and so long to further looks.
+/// So long of a pass may go to aggregates that were blocked before, so long to requested drops, and
+/// so long to further looks.
 const LONG: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -138,16 +142,21 @@ impl Retrying {
         if reloads {
             publisher.begin_look();
         }
-        let (shared, (to, reports)) = (Arc::clone(&self.shared), unbounded_channel());
+        let shared = Arc::clone(&self.shared);
+        let (to, reports) = unbounded_channel();
         let pass = async move {
             let mut summary = Summary::default();
             let ended = shared.pass(&mut summary, reloads, to).await;
             (summary, ended)
         };
-        self.pass = Some(Running { reports, ended: JoinSet::from_iter([pass]) });
+        self.pass = Some(Running {
+            reports,
+            ended: JoinSet::from_iter([pass]),
+        });
     }
 
-    /// The session ends, and slot or lease are still ours: the pass gets a moment for what it is at, and there is no other.
+    /// The session ends, and slot or lease are still ours: the pass gets a moment for what it is
+    /// at, and there is no other.
     pub(super) async fn finish(&mut self, asked: Stop) {
         self.shared.ends.store(true, Ordering::Relaxed);
         let ending = async {
@@ -155,7 +164,11 @@ impl Retrying {
                 self.next().await;
             }
         };
-        let limit = if asked == Stop::No { FINISH_TIMEOUT } else { STOP_TIMEOUT };
+        let limit = if asked == Stop::No {
+            FINISH_TIMEOUT
+        } else {
+            STOP_TIMEOUT
+        };
         if timeout(limit, ending).await.is_err() {
             tracing::debug!("a retry of parked events was abandoned");
         }
@@ -165,14 +178,17 @@ impl Retrying {
     /// The session ends, and slot or lease may be another's.
     pub(super) async fn give_up(&mut self) {
         if let Some(mut pass) = self.pass.take() {
-            // From then on it sends nothing. Postgres may still commit its last statement: a reload finds that out.
+            // From then on it sends nothing. Postgres may still commit its last statement: a reload
+            // finds that out.
             pass.ended.shutdown().await;
         }
     }
 
     /// Waits for a report of the pass, or its end. Safe to cancel; without a pass, for ever.
     pub(super) async fn next(&mut self) -> RetryReport {
-        let Some(pass) = &mut self.pass else { return std::future::pending().await };
+        let Some(pass) = &mut self.pass else {
+            return std::future::pending().await;
+        };
         if let Some(report) = pass.reports.recv().await {
             if report.table.is_some() {
                 self.next_reload = Instant::now() + RELOAD_INTERVAL;
@@ -182,25 +198,41 @@ impl Retrying {
         let ended = pass.ended.join_next().await;
         self.pass = None;
         if let Some(ended) = ended {
-            let (summary, ended) =
-                ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error))));
+            let (summary, ended) = ended
+                .unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error))));
             self.ended(summary, ended);
         }
         RetryReport::default()
     }
 
-    fn ended(&mut self, Summary { sent, dropped, looked, .. }: Summary, ended: Result<()>) {
-        let (now, slot) = (Instant::now(), &self.shared.config.source.slot);
+    fn ended(
+        &mut self,
+        Summary {
+            sent,
+            dropped,
+            looked,
+            ..
+        }: Summary,
+        ended: Result<()>,
+    ) {
+        let now = Instant::now();
+        let slot = &self.shared.config.source.slot;
         if sent > 0 {
-            tracing::info!(event = "parked_events_delivered", %slot, events = sent, "parked events were delivered");
+            tracing::info!(event = "parked_events_delivered", %slot, events = sent, "parked events \
+                were delivered");
         }
         if dropped > 0 {
-            tracing::info!(event = "parked_events_dropped", %slot, events = dropped, "parked events were dropped");
+            tracing::info!(event = "parked_events_dropped", %slot, events = dropped,
+                "parked events were dropped");
         }
         match ended {
             Ok(()) => {
-                self.next_pass =
-                    now + if sent + dropped > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(looked * LOOK_SHARE) };
+                self.next_pass = now
+                    + if sent + dropped > 0 {
+                        Duration::ZERO
+                    } else {
+                        LOOK_INTERVAL.max(looked * LOOK_SHARE)
+                    };
                 self.is_warned = false;
             }
             Err(error) => {
@@ -209,7 +241,8 @@ impl Retrying {
                 if std::mem::replace(&mut self.is_warned, true) {
                     tracing::debug!(%slot, %error, "parked events cannot be retried now");
                 } else {
-                    tracing::warn!(event = "parked_retry_failed", %slot, %error, fix = error.what_to_do(),
+                    tracing::warn!(event = "parked_retry_failed", %slot, %error,
+                        fix = error.what_to_do(),
                         "parked events cannot be retried now");
                 }
             }
@@ -230,8 +263,14 @@ struct Shared {
 }
 
 impl Shared {
-    async fn pass(&self, summary: &mut Summary, reloads: bool, to: UnboundedSender<RetryReport>) -> Result<()> {
-        let (Some(stored), Some(database)) = (self.known.stored.borrow().clone(), &self.database) else {
+    async fn pass(
+        &self,
+        summary: &mut Summary,
+        reloads: bool,
+        to: UnboundedSender<RetryReport>,
+    ) -> Result<()> {
+        let (Some(stored), Some(database)) = (self.known.stored.borrow().clone(), &self.database)
+        else {
             return Ok(());
         };
         let mut session = self.session.lock().await;
@@ -244,7 +283,14 @@ impl Shared {
         };
         let server = stored.server.clone();
         let mut producer = RetryProducer::new(&self.config, &server, self.beside.as_ref());
-        let mut run = RetryRun { shared: self, marker: &marker, stored, to, summary, refused: Vec::new() };
+        let mut run = RetryRun {
+            shared: self,
+            marker: &marker,
+            stored,
+            to,
+            summary,
+            refused: Vec::new(),
+        };
         let ended = run.all(&mut producer, reloads).await;
         producer.end().await;
         if ended.is_ok() || marker.answers().await.is_ok() {
@@ -278,14 +324,22 @@ struct Refused {
 #[derive(Debug)]
 enum Trouble {
     /// Of one aggregate: what was done, and the row where it is known.
-    Own { doing: &'static str, row: Option<RowId>, error: Error },
+    Own {
+        doing: &'static str,
+        row: Option<RowId>,
+        error: Error,
+    },
     /// Of all.
     Whole(Error),
 }
 
 impl Trouble {
     fn of(doing: &'static str, row: &RowId, error: Error) -> Trouble {
-        Trouble::Own { doing, row: Some(row.clone()), error }
+        Trouble::Own {
+            doing,
+            row: Some(row.clone()),
+            error,
+        }
     }
 }
 
@@ -303,8 +357,14 @@ impl RetryRun<'_> {
     async fn all(&mut self, producer: &mut RetryProducer<'_>, reloads: bool) -> Result<()> {
         if reloads {
             let table = Some(self.marker.waiting().await?);
-            self.shared.metrics.dropped_events.inc_by(self.marker.take_dropped());
-            self.report(RetryReport { table, ..RetryReport::default() });
+            self.shared
+                .metrics
+                .dropped_events
+                .inc_by(self.marker.take_dropped());
+            self.report(RetryReport {
+                table,
+                ..RetryReport::default()
+            });
         }
         let began = Instant::now();
         self.ask_for_pending().await?;
@@ -312,7 +372,8 @@ impl RetryRun<'_> {
         let mut until = None;
         loop {
             self.drop_asked(Instant::now() + LONG).await?;
-            let (looks, sent) = (Instant::now(), self.summary.sent);
+            let looks = Instant::now();
+            let sent = self.summary.sent;
             let mut looked = looks;
             let paused = self.shared.known.tried.lock().paused(looks.into_std());
             let mut due = self.marker.due(HEADS_MAX, &paused).await?;
@@ -341,8 +402,9 @@ impl RetryRun<'_> {
             }
             let is_refused = !self.refused.is_empty();
             self.note_refused().await?;
-            // What was parked meanwhile finds a producer that is ready: a new one takes half a second, and writers who
-            // are faster than that would never be caught up with. It also knows the topics that refuse.
+            // What was parked meanwhile finds a producer that is ready: a new one takes half a
+            // second, and writers who are faster than that would never be caught up with. It also
+            // knows the topics that refuse.
             let until = *until.get_or_insert_with(|| Instant::now() + LONG);
             if !is_refused && self.summary.sent == sent || Instant::now() > until {
                 return Ok(());
@@ -358,7 +420,12 @@ impl RetryRun<'_> {
     /// Drops what an operator asked to drop; the rows count as given up. There may be much of it.
     async fn drop_asked(&mut self, until: Instant) -> Result<()> {
         loop {
-            let paused = self.shared.known.tried.lock().paused(Instant::now().into_std());
+            let paused = self
+                .shared
+                .known
+                .tried
+                .lock()
+                .paused(Instant::now().into_std());
             let dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
             if dropped.is_empty() {
                 return Ok(());
@@ -370,9 +437,15 @@ impl RetryRun<'_> {
         }
     }
 
-    async fn drop_these(&mut self, dropped: Vec<(i64, ParkedRef, Failure)>, until: Instant) -> Result<()> {
+    async fn drop_these(
+        &mut self,
+        dropped: Vec<(i64, ParkedRef, Failure)>,
+        until: Instant,
+    ) -> Result<()> {
         let mut batch = Batch::default();
-        dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
+        dropped
+            .iter()
+            .for_each(|dropped| self.drop_in(&mut batch, dropped));
         dropped.iter().for_each(|dropped| self.log_drop(dropped));
         if self.marker.settle(&batch).await.is_ok() {
             let events = dropped.into_iter().map(|(id, waiting, _)| (id, waiting));
@@ -387,12 +460,20 @@ impl RetryRun<'_> {
             self.drop_in(&mut alone, &dropped);
             match self.marker.settle(&alone).await {
                 Ok(_) => {
-                    self.summary.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.metrics.dropped_events)
+                    self.summary.dropped += self.gone(
+                        [(dropped.0, dropped.1)],
+                        &self.shared.metrics.dropped_events,
+                    )
                 }
                 Err(error) => {
                     let (id, ParkedRef { row, .. }, _) = dropped;
                     let trouble = Trouble::of("dropping it, as an operator asked", &row, error);
-                    let head = AggregateHead { id, outbox: row.outbox, key: None, is_asked: true };
+                    let head = AggregateHead {
+                        id,
+                        outbox: row.outbox,
+                        key: None,
+                        is_asked: true,
+                    };
                     self.blocked(&head, trouble).await?;
                 }
             }
@@ -402,7 +483,9 @@ impl RetryRun<'_> {
 
     fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
         batch.unparked.push(*id);
-        let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else { return };
+        let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else {
+            return;
+        };
         // It was delivered before somebody asked.
         let is_acked = self.shared.known.tried.lock().is_acked(*id, waiting.place);
         if outbox.upkeep.mark_failed.is_some() && !is_acked {
@@ -412,29 +495,40 @@ impl RetryRun<'_> {
         }
     }
 
-    /// Logged before it is done. The first ones are named; a line at the end of the pass has the number of all.
+    /// Logged before it is done. The first ones are named; a line at the end of the pass has the
+    /// number of all.
     fn log_drop(&mut self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
         if self.shared.known.tried.lock().was_blocked(*id) {
             return;
         }
         self.summary.named += 1;
-        let (slot, outbox) = (&self.shared.config.source.slot, self.outbox_of(waiting.row.outbox));
-        let (row, place, class, cause) = (Shown::of(waiting.row.id()), waiting.place, failure.class, &failure.cause);
+        let slot = &self.shared.config.source.slot;
+        let outbox = self.outbox_of(waiting.row.outbox);
+        let row = Shown::of(waiting.row.id());
+        let place = waiting.place;
+        let class = failure.class;
+        let cause = &failure.cause;
         if self.summary.named <= DROPPED_NAMED_MAX {
-            tracing::warn!(event = "parked_event_dropped", %slot, outbox, %row, %place, class, cause,
+            tracing::warn!(event = "parked_event_dropped", %slot, outbox, %row, %place, class,
+                cause,
                 "a parked event is dropped, as an operator asked");
         } else {
-            tracing::debug!(%slot, outbox, %row, %place, class, cause, "a further parked event is dropped");
+            tracing::debug!(%slot, outbox, %row, %place, class, cause, "a further parked event is \
+                dropped");
         }
     }
 
     /// These are parked no longer, which `counter` counts. Gives how many they are.
     fn gone(&self, events: impl IntoIterator<Item = (i64, ParkedRef)>, counter: &Counter) -> u64 {
         let (ids, released): (Vec<i64>, Vec<ParkedRef>) = events.into_iter().unzip();
-        ids.iter().for_each(|id| self.shared.known.tried.lock().written(*id));
+        ids.iter()
+            .for_each(|id| self.shared.known.tried.lock().written(*id));
         let count = ids.len() as u64;
         counter.inc_by(count);
-        self.report(RetryReport { released, ..RetryReport::default() });
+        self.report(RetryReport {
+            released,
+            ..RetryReport::default()
+        });
         count
     }
 
@@ -443,22 +537,34 @@ impl RetryRun<'_> {
         let slot = &self.shared.config.source.slot;
         for (outbox, ask) in self.marker.asked_by_pending() {
             let search = Retry::Pending(outbox.to_owned());
-            if self.shared.known.tried.lock().is_paused(&search, Instant::now().into_std()) {
+            if self
+                .shared
+                .known
+                .tried
+                .lock()
+                .is_paused(&search, Instant::now().into_std())
+            {
                 continue;
             }
             match self.marker.ask_for_pending(outbox, ask).await {
                 Ok(asked) => {
                     self.shared.known.tried.lock().unblock(&search);
                     if asked > 0 {
-                        tracing::info!(event = "parked_retries_requested", %slot, outbox, events = asked,
+                        tracing::info!(event = "parked_retries_requested", %slot, outbox,
+                            events = asked,
                             "rows of parked events are pending again; retrying the events");
                     }
                 }
                 Err(error) => {
                     self.marker.answers().await?;
-                    let (pause, is_new) = self.shared.known.tried.lock().block(search, Instant::now().into_std(), true);
+                    let (pause, is_new) = self.shared.known.tried.lock().block(
+                        search,
+                        Instant::now().into_std(),
+                        true,
+                    );
                     if is_new {
-                        tracing::warn!(event = "parked_search_failed", %slot, outbox, %error, fix = error.what_to_do(),
+                        tracing::warn!(event = "parked_search_failed", %slot, outbox, %error,
+                            fix = error.what_to_do(),
                             pause_ms = millis(pause),
                             "the search for parked events whose rows are pending again failed");
                     }
@@ -469,37 +575,58 @@ impl RetryRun<'_> {
     }
 
     fn outbox_of(&self, outbox: usize) -> String {
-        self.shared.config.outboxes.get(outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default()
+        self.shared
+            .config
+            .outboxes
+            .get(outbox)
+            .map(|outbox| outbox.source.to_string())
+            .unwrap_or_default()
     }
 
     /// A fault blocks an aggregate: it is retried after a pause.
     /// Errors: the fault is not of this aggregate alone.
     async fn blocked(&self, head: &AggregateHead, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
-        let (pause, is_new) =
-            self.shared.known.tried.lock().block(Retry::Event(head.id), Instant::now().into_std(), !is_whole);
+        let (pause, is_new) = self.shared.known.tried.lock().block(
+            Retry::Event(head.id),
+            Instant::now().into_std(),
+            !is_whole,
+        );
         let (doing, row, error) = match trouble {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),
         };
         self.marker.answers().await?;
-        let (source, outbox) = (&self.shared.config.source, self.outbox_of(head.outbox));
-        let row = row.map(|row| Shown::of(row.id()).to_string()).unwrap_or_default();
-        let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
+        let source = &self.shared.config.source;
+        let outbox = self.outbox_of(head.outbox);
+        let row = row
+            .map(|row| Shown::of(row.id()).to_string())
+            .unwrap_or_default();
+        let slot = &source.slot;
+        let parked = head.id;
+        let pause_ms = millis(pause);
         if is_new {
             tracing::warn!(event = "aggregate_blocked", %slot, outbox, row, parked, doing, %error,
                 fix = error.what_to_do(), pause_ms,
-                "the parked events of an aggregate are blocked; the relay retries them after a pause, and others continue");
+                "the parked events of an aggregate are blocked; the relay retries them after a \
+                 pause, and others continue");
         } else {
-            tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate is still blocked");
+            tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate is \
+                still blocked");
         }
         Ok(())
     }
 
-    /// Sends the events of an aggregate in their order, until one fails or none is left. `head` is the first that is not done.
-    async fn aggregate(&mut self, producer: &mut RetryProducer<'_>, head: &mut AggregateHead) -> Result<(), Trouble> {
+    /// Sends the events of an aggregate in their order, until one fails or none is left. `head` is
+    /// the first that is not done.
+    async fn aggregate(
+        &mut self,
+        producer: &mut RetryProducer<'_>,
+        head: &mut AggregateHead,
+    ) -> Result<(), Trouble> {
         // The first one alone: a batch is refused as a whole.
-        let (mut alone, mut is_row) = (true, true);
+        let mut alone = true;
+        let mut is_row = true;
         loop {
             let held = match self.read(head, alone).await {
                 Ok(held) => held,
@@ -509,41 +636,66 @@ impl RetryRun<'_> {
                 }
                 // The next pass begins with this event, and names it.
                 Err(_) if !is_row => return Ok(()),
-                Err(error) => return Err(Trouble::Own { doing: "reading it", row: None, error }),
+                Err(error) => {
+                    return Err(Trouble::Own {
+                        doing: "reading it",
+                        row: None,
+                        error,
+                    });
+                }
             };
-            let [first, ..] = held.as_slice() else { return Ok(()) };
-            (head.id, is_row) = (first.id, true);
+            let [first, ..] = held.as_slice() else {
+                return Ok(());
+            };
+            head.id = first.id;
+            is_row = true;
             if head.key.is_none() {
                 head.key.clone_from(&first.event.key);
             }
-            let (mut done, mut refusal) = (held.len(), None);
+            let mut done = held.len();
+            let mut refusal = None;
             if !self.shared.is_acked(first) {
                 let sent = producer.send(&held).await;
-                let Sent { acked, accepting, ended } =
-                    sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
+                let Sent {
+                    acked,
+                    accepting,
+                    ended,
+                } = sent
+                    .map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
                 done = acked.iter().position(|acked| !acked).unwrap_or(acked.len());
                 for (held, _) in held.iter().zip(acked).filter(|(_, acked)| *acked) {
-                    self.shared.known.tried.lock().acked(held.id, held.event.place);
+                    self.shared
+                        .known
+                        .tried
+                        .lock()
+                        .acked(held.id, held.event.place);
                 }
-                self.report(RetryReport { accepting, ..RetryReport::default() });
+                self.report(RetryReport {
+                    accepting,
+                    ..RetryReport::default()
+                });
                 failpoint::reached("retried");
                 match ended {
                     Ok(ended) => refusal = ended,
                     Err(error) => {
                         // Events before it are delivered.
-                        self.write(head, held.get(..done).unwrap_or_default()).await?;
+                        self.write(head, held.get(..done).unwrap_or_default())
+                            .await?;
                         return Err(Trouble::Whole(error));
                     }
                 }
             }
-            self.write(head, held.get(..done).unwrap_or_default()).await?;
+            self.write(head, held.get(..done).unwrap_or_default())
+                .await?;
             match (refusal, held.get(done), held.last()) {
                 (Some(refusal), Some(failed), _) if refusal.is_certain => {
                     head.id = failed.id;
                     return self.fail(head, failed, &refusal).await;
                 }
                 (Some(_), Some(failed), _) => (head.id, alone) = (failed.id, true),
-                (_, _, Some(last)) if head.key.is_some() => (head.id, alone, is_row) = (last.id + 1, false, false),
+                (_, _, Some(last)) if head.key.is_some() => {
+                    (head.id, alone, is_row) = (last.id + 1, false, false)
+                }
                 _ => return Ok(()),
             }
             if self.shared.ends.load(Ordering::Relaxed) {
@@ -552,37 +704,68 @@ impl RetryRun<'_> {
         }
     }
 
-    /// The next events of an aggregate. Either the bus has all of them, which is not in the table yet, or none.
+    /// The next events of an aggregate. Either the bus has all of them, which is not in the table
+    /// yet, or none.
     async fn read(&self, head: &AggregateHead, alone: bool) -> Result<Vec<ParkedRow>> {
         let events = if alone { 1 } else { BATCH_EVENTS };
-        let limit = Limit { events, bytes: self.shared.config.sink.max_in_flight_bytes / COPIES };
-        let mut held = self
-            .marker
-            .held(head, limit)
-            .await
-            .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
+        let limit = Limit {
+            events,
+            bytes: self.shared.config.sink.max_in_flight_bytes / COPIES,
+        };
+        let mut held = self.marker.held(head, limit).await.map_err(|error| {
+            if error.any_remedy().is_none() {
+                error.remedy(unreadable())
+            } else {
+                error
+            }
+        })?;
         let first = held.first().map(|held| self.shared.is_acked(held));
         let goes = |held: &&ParkedRow| {
-            !held.is_dropped && is_stored(held.event.place, &self.stored) && Some(self.shared.is_acked(held)) == first
+            !held.is_dropped
+                && is_stored(held.event.place, &self.stored)
+                && Some(self.shared.is_acked(held)) == first
         };
         held.truncate(held.iter().take_while(goes).count());
         Ok(held)
     }
 
-    /// Writes down that these were delivered, one by one where that fails at once. `head` is the first of which it is not.
-    async fn write(&mut self, head: &mut AggregateHead, events: &[ParkedRow]) -> Result<(), Trouble> {
+    /// Writes down that these were delivered, one by one where that fails at once. `head` is the
+    /// first of which it is not.
+    async fn write(
+        &mut self,
+        head: &mut AggregateHead,
+        events: &[ParkedRow],
+    ) -> Result<(), Trouble> {
         let entry = |held: &ParkedRow| {
-            let ParkedEvent { row, place, key, .. } = &held.event;
-            (held.id, ParkedRef { row: row.clone(), place: *place, key: key.clone(), refused_by: None })
+            let ParkedEvent {
+                row, place, key, ..
+            } = &held.event;
+            (
+                held.id,
+                ParkedRef {
+                    row: row.clone(),
+                    place: *place,
+                    key: key.clone(),
+                    refused_by: None,
+                },
+            )
         };
         if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
-            self.summary.sent += self.gone(events.iter().map(entry), &self.shared.metrics.unparked_events);
+            self.summary.sent += self.gone(
+                events.iter().map(entry),
+                &self.shared.metrics.unparked_events,
+            );
             return Ok(());
         }
         for held in events {
             head.id = held.id;
-            let settled = self.marker.settle(&self.delivered(std::slice::from_ref(held))).await;
-            settled.map_err(|error| Trouble::of("noting that it was delivered", &held.event.row, error))?;
+            let settled = self
+                .marker
+                .settle(&self.delivered(std::slice::from_ref(held)))
+                .await;
+            settled.map_err(|error| {
+                Trouble::of("noting that it was delivered", &held.event.row, error)
+            })?;
             self.summary.sent += self.gone([entry(held)], &self.shared.metrics.unparked_events);
         }
         Ok(())
@@ -590,9 +773,18 @@ impl RetryRun<'_> {
 
     fn delivered(&self, events: &[ParkedRow]) -> Batch {
         let outboxes = &self.shared.config.outboxes;
-        let writes = |row: &&RowId| outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
+        let writes = |row: &&RowId| {
+            outboxes
+                .get(row.outbox)
+                .is_some_and(|outbox| outbox.upkeep.writes())
+        };
         Batch {
-            acked: events.iter().map(|held| &held.event.row).filter(writes).cloned().collect(),
+            acked: events
+                .iter()
+                .map(|held| &held.event.row)
+                .filter(writes)
+                .cloned()
+                .collect(),
             unparked: events.iter().map(|held| held.id).collect(),
             ..Batch::default()
         }
@@ -603,67 +795,121 @@ impl RetryRun<'_> {
         self.to.send(report).unwrap_or_default();
     }
 
-    /// The event failed once more: writes that to the table, and when it is retried. What is known of its topic is written
-    /// down for all such events together.
+    /// The event failed once more: writes that to the table, and when it is retried. What is known
+    /// of its topic is written down for all such events together.
     async fn fail(
         &mut self,
         head: &AggregateHead,
         held: &ParkedRow,
-        Refusal { error, is_logged, .. }: &Refusal,
+        Refusal {
+            error, is_logged, ..
+        }: &Refusal,
     ) -> Result<(), Trouble> {
-        let (config, row) = (&self.shared.config, &held.event.row);
-        let attempts = if held.class == BEHIND { 1 } else { held.attempts.saturating_add(1) };
-        let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };
-        let column = config.outboxes.get(row.outbox).and_then(|outbox| outbox.max_attempts.as_deref());
-        let max = column.and_then(|column| held.event.text(column)).and_then(max_attempts);
+        let config = &self.shared.config;
+        let row = &held.event.row;
+        let attempts = if held.class == BEHIND {
+            1
+        } else {
+            held.attempts.saturating_add(1)
+        };
+        let failure = Failure {
+            class: error.kind().class(),
+            cause: error.cause().to_owned(),
+            attempts,
+        };
+        let column = config
+            .outboxes
+            .get(row.outbox)
+            .and_then(|outbox| outbox.max_attempts.as_deref());
+        let max = column
+            .and_then(|column| held.event.text(column))
+            .and_then(max_attempts);
         let wait = match error.kind().disposition() {
-            Disposition::RetryThenGiveUp => config.delivery.retry.within(max).wait(attempts, fastrand::f64()),
+            Disposition::RetryThenGiveUp => config
+                .delivery
+                .retry
+                .within(max)
+                .wait(attempts, fastrand::f64()),
             Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
         };
         let retry_in_ms = wait.map(millis);
         // The error of its topic was logged for another event.
         if !is_logged {
-            let (slot, outbox, row) = (&config.source.slot, self.outbox_of(row.outbox), Shown::of(row.id()));
-            tracing::warn!(event = "parked_event_failed", %slot, outbox, %row, place = %held.event.place,
+            let slot = &config.source.slot;
+            let outbox = self.outbox_of(row.outbox);
+            let row = Shown::of(row.id());
+            tracing::warn!(event = "parked_event_failed", %slot, outbox, %row,
+                place = %held.event.place,
                 class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
                 "a parked event failed again");
         }
         self.shared.metrics.failed_attempts(failure.class, 1);
-        let failed = FailedAgain { id: held.id, version: held.version.clone(), row: row.clone(), failure, retry_in_ms };
+        let failed = FailedAgain {
+            id: held.id,
+            version: held.version.clone(),
+            row: row.clone(),
+            failure,
+            retry_in_ms,
+        };
         if *is_logged {
-            self.refused.push(Refused { head: head.clone(), failed });
+            self.refused.push(Refused {
+                head: head.clone(),
+                failed,
+            });
             return Ok(());
         }
-        self.note_failed(vec![failed]).await.map_err(|error| Trouble::of(NOTING_A_FAILURE, row, error))
+        self.note_failed(vec![failed])
+            .await
+            .map_err(|error| Trouble::of(NOTING_A_FAILURE, row, error))
     }
 
     async fn note_failed(&self, failed_again: Vec<FailedAgain>) -> Result<()> {
-        let batch = Batch { failed_again, ..Batch::default() };
+        let batch = Batch {
+            failed_again,
+            ..Batch::default()
+        };
         self.marker.settle(&batch).await?;
-        batch.failed_again.iter().for_each(|failed| self.shared.known.tried.lock().written(failed.id));
+        batch
+            .failed_again
+            .iter()
+            .for_each(|failed| self.shared.known.tried.lock().written(failed.id));
         Ok(())
     }
 
-    /// Writes down which events were not tried because their topics refuse, one by one where that fails at once.
+    /// Writes down which events were not tried because their topics refuse, one by one where that
+    /// fails at once.
     async fn note_refused(&mut self) -> Result<()> {
         let refused = std::mem::take(&mut self.refused);
-        if self.note_failed(refused.iter().map(|refused| refused.failed.clone()).collect()).await.is_ok() {
+        if self
+            .note_failed(
+                refused
+                    .iter()
+                    .map(|refused| refused.failed.clone())
+                    .collect(),
+            )
+            .await
+            .is_ok()
+        {
             return Ok(());
         }
         for Refused { head, failed } in refused {
             let row = failed.row.clone();
             if let Err(error) = self.note_failed(vec![failed]).await {
-                self.blocked(&head, Trouble::of(NOTING_A_FAILURE, &row, error)).await?;
+                self.blocked(&head, Trouble::of(NOTING_A_FAILURE, &row, error))
+                    .await?;
             }
         }
         Ok(())
     }
 }
 
-/// Whether an event is behind the stored position: it does not come again, and so not behind those that were parked later.
+/// Whether an event is behind the stored position: it does not come again, and so not behind those
+/// that were parked later.
 fn is_stored(place: Place, stored: &Stored) -> bool {
     let position = &stored.position;
-    place.via != Via::Slot || position.covers(place.commit_lsn) || place.index < position.delivered_of(place.commit_lsn)
+    place.via != Via::Slot
+        || position.covers(place.commit_lsn)
+        || place.index < position.delivered_of(place.commit_lsn)
 }
 
 #[cfg(test)]
@@ -673,15 +919,28 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_retry_that_is_not_acked_holds_up_a_stop_for_a_second_at_most() {
-        let mut retrying = Retrying::new(&config("stop"), &Known::default(), None, &Metrics::new(), None);
+        let mut retrying = Retrying::new(
+            &config("stop"),
+            &Known::default(),
+            None,
+            &Metrics::new(),
+            None,
+        );
         let (to, reports) = unbounded_channel();
         let pass = async move {
             let _to: UnboundedSender<RetryReport> = to;
             std::future::pending().await
         };
-        retrying.pass = Some(Running { reports, ended: JoinSet::from_iter([pass]) });
+        retrying.pass = Some(Running {
+            reports,
+            ended: JoinSet::from_iter([pass]),
+        });
         let began = Instant::now();
         retrying.finish(Stop::Drain).await;
-        assert!(began.elapsed() <= Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() <= Duration::from_secs(1),
+            "{:?}",
+            began.elapsed()
+        );
     }
 }

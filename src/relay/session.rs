@@ -1,11 +1,13 @@
-//! The opening of a session: from the first look at Postgres to the slot, or to the lease on the table.
+//! The opening of a session: from the first look at Postgres to the slot, or to the lease on the
+//! table.
 //!
-//! The order matters. First the slot, owned by streaming from it, or the lease on the table: it decides which relay may
-//! be at work. Then the producer, which with exactly-once fences that of the relay before and aborts its transaction. *Then*
-//! the stored position, which no other relay can change any more. A position that was read before could be too old: duplicates.
+//! The order matters. First the slot, owned by streaming from it, or the lease on the table: it
+//! decides which relay may be at work. Then the producer, which with exactly-once fences that of
+//! the relay before and aborts its transaction. *Then* the stored position, which no other relay
+//! can change any more. A position that was read before could be too old: duplicates.
 //!
-//! With exactly-once the committed position is exact. The tails of topics say nothing beyond it: they have records of aborted
-//! transactions, and to skip events because of those would lose them.
+//! With exactly-once the committed position is exact. The tails of topics say nothing beyond it:
+//! they have records of aborted transactions, and to skip events because of those would lose them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -21,7 +23,9 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::recovery::{Found, TableReason, TableTask, fits, polled, slot_task, wants_backlog};
+use crate::relay::recovery::{
+    Found, TableReason, TableTask, fits, polled, slot_task, wants_backlog,
+};
 use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
 use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, BusSink as _, SinkHandle, Transactional};
@@ -69,7 +73,8 @@ pub(super) enum Opened {
 }
 
 impl Session {
-    /// Looks, connects, owns the slot, and finds out where to continue. Without a producer the session gets one of its own.
+    /// Looks, connects, owns the slot, and finds out where to continue. Without a producer the
+    /// session gets one of its own.
     pub(super) async fn open(
         config: &Config,
         producer: Option<SinkHandle>,
@@ -78,15 +83,25 @@ impl Session {
     ) -> Result<Opened> {
         let source = &config.source;
         let sql = connect(config).await?;
-        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        let facts = preflight::inspect(
+            sql.client(),
+            &source.slot,
+            &source.publication,
+            &config.outboxes,
+        )
+        .await?;
         if let Some(why) = table_instead(config, &facts)? {
             return Ok(Opened::Table(why));
         }
         let (warnings, vanished) =
             preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
-        warnings.iter().for_each(|warning| warn(warning.to_string()));
+        warnings
+            .iter()
+            .for_each(|warning| warn(warning.to_string()));
         if let Some(error) = &vanished {
-            warn(format!("{error}; relaying the events from before that, then stopping"));
+            warn(format!(
+                "{error}; relaying the events from before that, then stopping"
+            ));
         }
         if source.gives_up_over_budget() || has_pending(config) {
             judge_polling(config, warn).await?;
@@ -94,10 +109,19 @@ impl Session {
         tell_missing_indexes(sql.client(), config, warn).await;
         none_left_behind(sql.client(), config).await?;
         tell_owners(sql.client(), config, warn).await?;
-        if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await?
+        if !lease::hold(
+            sql.client(),
+            &source.slot,
+            Hold::Shared,
+            source.wal_sender_timeout,
+        )
+        .await?
             && !is_intruded(sql.client(), source, warn).await?
         {
-            let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
+            let cause = format!(
+                "another relay of slot {} is reading the table; standing by",
+                source.slot
+            );
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
@@ -109,15 +133,26 @@ impl Session {
         let walsender_pid = wal.backend_pid().await?;
         let mut stream = match WalStream::start(wal, source).await {
             // It was there a moment ago. The next look finds out what has become of it.
-            Err(error) if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover => {
+            Err(error)
+                if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover =>
+            {
                 return Ok(Opened::Table(TableReason::Gap));
             }
             started => started?,
         };
 
-        let owned = Owned { config, facts: &facts, server, history, control: &control, marker: marker.as_ref() };
+        let owned = Owned {
+            config,
+            facts: &facts,
+            server,
+            history,
+            control: &control,
+            marker: marker.as_ref(),
+        };
         let start = owned.find_start(producer, known, warn);
-        let Some(start) = keep_alive(&mut stream, source.wal_sender_timeout / 3, &control, start).await? else {
+        let Some(start) =
+            keep_alive(&mut stream, source.wal_sender_timeout / 3, &control, start).await?
+        else {
             return Ok(Opened::Table(TableReason::Gap));
         };
         let session = Session {
@@ -135,11 +170,17 @@ impl Session {
         Ok(Opened::Stream(Box::new(session)))
     }
 
-    /// Rows of this outbox's table do not stay in it: that is logged, and stored with each position.
+    /// Rows of this outbox's table do not stay in it: that is logged, and stored with each
+    /// position.
     pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
-        let table = of.source.table().map(ToString::to_string).unwrap_or_default();
+        let table = of
+            .source
+            .table()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         tracing::warn!(event = "rows_deleted_early", slot = %self.start.identity.slot, table,
-            "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it");
+            "rows are deleted right after they are written: if the slot is lost, events that were \
+             not relayed are lost with it");
         let known = std::mem::take(&mut self.start.identity.stream_only);
         self.start.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
     }
@@ -147,17 +188,27 @@ impl Session {
     /// Rows of this outbox's table do stay in it.
     pub(super) fn rows_stay(&mut self, of: &OutboxConfig) {
         let oid = self.table_oid(of);
-        self.start.identity.stream_only.retain(|known| Some(*known) != oid);
+        self.start
+            .identity
+            .stream_only
+            .retain(|known| Some(*known) != oid);
     }
 
     fn table_oid(&self, of: &OutboxConfig) -> Option<u32> {
         let table = of.source.table()?;
-        self.fingerprints.iter().find(|now| now.is_of(table))?.table_oid()
+        self.fingerprints
+            .iter()
+            .find(|now| now.is_of(table))?
+            .table_oid()
     }
 
     /// What to store for `position`, at which `published` is known of the tables.
     pub(super) fn stored_at(&self, position: Position, published: Option<Published>) -> Stored {
-        Stored { position, published, ..self.start.identity.clone() }
+        Stored {
+            position,
+            published,
+            ..self.start.identity.clone()
+        }
     }
 }
 
@@ -186,25 +237,55 @@ pub(super) struct Start {
 }
 
 impl Owned<'_> {
-    /// Fences other producers, reads the position, and finds out where to continue; none where the table has to be read first.
+    /// Fences other producers, reads the position, and finds out where to continue; none where the
+    /// table has to be read first.
     async fn find_start(
         self,
         producer: Option<SinkHandle>,
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Option<Start>> {
-        let Owned { config, facts, server, history, control, marker } = self;
+        let Owned {
+            config,
+            facts,
+            server,
+            history,
+            control,
+            marker,
+        } = self;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
         let (mut store, loaded) = read_position(config, producer, control, known, &server).await?;
-        // Read again now that the slot is ours: its previous relay may have continued while this one connected.
+        // Read again now that the slot is ours: its previous relay may have continued while this
+        // one connected.
         let now = control.wal_position().await?;
-        let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let slot = SlotNow { cluster_id, ..slot_now(config, facts, confirmed_flush) };
-        if needs_table(config, loaded.as_ref(), &server, &slot, now.wal_end, &history) {
+        let confirmed_flush = now
+            .slot
+            .as_ref()
+            .and_then(|slot| slot.confirmed_flush_lsn)
+            .unwrap_or_default();
+        let slot = SlotNow {
+            cluster_id,
+            ..slot_now(config, facts, confirmed_flush)
+        };
+        if needs_table(
+            config,
+            loaded.as_ref(),
+            &server,
+            &slot,
+            now.wal_end,
+            &history,
+        ) {
             return Ok(None);
         }
-        let start = reconcile(loaded.as_ref(), &server, &slot, now.wal_end, &history, config.state.adopt_slot)?;
+        let start = reconcile(
+            loaded.as_ref(),
+            &server,
+            &slot,
+            now.wal_end,
+            &history,
+            config.state.adopt_slot,
+        )?;
         start.notes.into_iter().for_each(warn);
         let mut identity = Stored {
             position: start.position,
@@ -222,17 +303,27 @@ impl Owned<'_> {
         }
         // Before the slot was ours, another relay could still park events.
         let of = config.clone();
-        control.ask(async move |session| Ok(none_left_behind(session.client(), &of).await)).await??;
+        control
+            .ask(async move |session| Ok(none_left_behind(session.client(), &of).await))
+            .await??;
         let waiting = match marker {
             Some(marker) => marker.waiting().await?,
             None => Vec::new(),
         };
         let had_whole_table = loaded.is_none_or(|stored| stored.stream_only.is_empty());
-        Ok(Some(Start { store: Some(store), sink, identity, wal_end: now.wal_end, waiting, had_whole_table }))
+        Ok(Some(Start {
+            store: Some(store),
+            sink,
+            identity,
+            wal_end: now.wal_end,
+            waiting,
+            had_whole_table,
+        }))
     }
 }
 
-/// The lease on the table: its holder reads the table alone, and knows what is stored and the state of the slot.
+/// The lease on the table: its holder reads the table alone, and knows what is stored and the state
+/// of the slot.
 pub(super) struct Lease {
     /// The lease ends with this session.
     pub(super) control: Control,
@@ -250,8 +341,8 @@ pub(super) struct Lease {
 
 impl Lease {
     /// Takes the lease, and finds out what is to be done.
-    /// Errors: [`Kind::SlotActive`] where another relay has the lease or the slot, or there is nothing to be done by now:
-    /// both heal. Those of [`slot_task`], [`polled`] and the sessions.
+    /// Errors: [`Kind::SlotActive`] where another relay has the lease or the slot, or there is
+    /// nothing to be done by now: both heal. Those of [`slot_task`], [`polled`] and the sessions.
     pub(super) async fn take(
         config: &Config,
         producer: Option<SinkHandle>,
@@ -261,16 +352,37 @@ impl Lease {
     ) -> Result<Lease> {
         let source = &config.source;
         let sql = connect(config).await?;
-        if !lease::hold(sql.client(), &source.slot, Hold::Alone, source.wal_sender_timeout).await? {
-            let cause = format!("another relay of slot {} is at work; standing by", source.slot);
+        if !lease::hold(
+            sql.client(),
+            &source.slot,
+            Hold::Alone,
+            source.wal_sender_timeout,
+        )
+        .await?
+        {
+            let cause = format!(
+                "another relay of slot {} is at work; standing by",
+                source.slot
+            );
             return Err(Error::new(Kind::SlotActive, cause));
         }
-        for channel in config.outboxes.iter().filter_map(|outbox| outbox.upkeep.notify.as_deref()) {
+        for channel in config
+            .outboxes
+            .iter()
+            .filter_map(|outbox| outbox.upkeep.notify.as_deref())
+        {
             let listen = format!("listen {}", quote_ident(channel)?);
             let listening = sql.client().batch_execute(&listen).await;
-            listening.map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
+            listening
+                .map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
         }
-        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        let facts = preflight::inspect(
+            sql.client(),
+            &source.slot,
+            &source.publication,
+            &config.outboxes,
+        )
+        .await?;
         tell_owners(sql.client(), config, warn).await?;
         if matches!(why, TableReason::Poll(_)) {
             tell_missing_indexes(sql.client(), config, warn).await;
@@ -282,24 +394,59 @@ impl Lease {
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
         let (store, loaded) = read_position(config, producer, &control, known, &server).await?;
-        let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let slot = SlotNow { cluster_id, ..slot_now(config, &facts, confirmed_flush) };
+        let confirmed_flush = facts
+            .slot
+            .as_ref()
+            .and_then(|slot| slot.confirmed_flush_lsn)
+            .unwrap_or_default();
+        let slot = SlotNow {
+            cluster_id,
+            ..slot_now(config, &facts, confirmed_flush)
+        };
         let fresh = identity(server, slot.clone(), loaded.as_ref());
-        let found = Found { config, loaded: loaded.as_ref(), facts: &facts, slot: &slot, history: &history };
+        let found = Found {
+            config,
+            loaded: loaded.as_ref(),
+            facts: &facts,
+            slot: &slot,
+            history: &history,
+        };
         let (task, stored) = match why {
-            TableReason::Poll(cause) => (TableTask::Poll(cause.clone()), polled(found, fresh, warn)?),
-            TableReason::Asked(_) if fresh.catch_up.is_some() => {
-                return Err(Error::new(Kind::SlotActive, "another relay has begun to read the table; looking again"));
+            TableReason::Poll(cause) => {
+                (TableTask::Poll(cause.clone()), polled(found, fresh, warn)?)
             }
-            TableReason::Asked(rows) => (TableTask::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
+            TableReason::Asked(_) if fresh.catch_up.is_some() => {
+                return Err(Error::new(
+                    Kind::SlotActive,
+                    "another relay has begun to read the table; looking again",
+                ));
+            }
+            TableReason::Asked(rows) => (
+                TableTask::Again(rows.clone()),
+                loaded.clone().unwrap_or(fresh),
+            ),
             TableReason::Gap => (slot_task(found, &fresh, warn)?, fresh),
         };
-        Ok(Lease { control, database, store, stored, task, notified, facts, sink })
+        Ok(Lease {
+            control,
+            database,
+            store,
+            stored,
+            task,
+            notified,
+            facts,
+            sink,
+        })
     }
 
-    /// This process had published up to `position` when its stream ended, which is more than is stored.
+    /// This process had published up to `position` when its stream ended, which is more than is
+    /// stored.
     pub(super) fn knows(&mut self, position: Position, published: Published) {
-        let before = self.stored.published.as_ref().map_or(Lsn::ZERO, |before| before.pair.lsn);
+        let before = self
+            .stored
+            .published
+            .as_ref()
+            .map_or(Lsn::ZERO, |before| before.pair.lsn);
         if published.pair.lsn < before {
             // Another relay went on from there.
             return;
@@ -321,13 +468,28 @@ impl Lease {
 
 /// Connects the SQL session that lasts as long as the work. Its name says what is promised.
 async fn connect(config: &Config) -> Result<SqlSession> {
-    let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "control" };
-    SqlSession::connect(&config.source.database, &format!("walrelay/{}/{promised}", config.source.slot)).await
+    let promised = if config.delivery.transactions().is_some() {
+        "exactly-once"
+    } else {
+        "control"
+    };
+    SqlSession::connect(
+        &config.source.database,
+        &format!("walrelay/{}/{promised}", config.source.slot),
+    )
+    .await
 }
 
-/// Whether no relay has the lease, but a stranger. The slot itself then keeps other relays off: none can read the table.
-async fn is_intruded(client: &Client, source: &SourceConfig, warn: &mut (dyn FnMut(String) + Send)) -> Result<bool> {
-    let intruder = lease::holder(client, &source.slot).await?.and_then(|holder| holder.intruder());
+/// Whether no relay has the lease, but a stranger. The slot itself then keeps other relays off:
+/// none can read the table.
+async fn is_intruded(
+    client: &Client,
+    source: &SourceConfig,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<bool> {
+    let intruder = lease::holder(client, &source.slot)
+        .await?
+        .and_then(|holder| holder.intruder());
     let is_intruded = intruder.is_some();
     intruder.into_iter().for_each(warn);
     Ok(is_intruded)
@@ -336,7 +498,13 @@ async fn is_intruded(client: &Client, source: &SourceConfig, warn: &mut (dyn FnM
 async fn identify(wal: &mut WalSession) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
     let server = wal.identify_system().await?;
     let history = wal.timeline_history(server.timeline).await?;
-    Ok((ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline }, history))
+    Ok((
+        ServerIdentity {
+            system_identifier: server.system_identifier,
+            timeline: server.timeline,
+        },
+        history,
+    ))
 }
 
 /// Which server it is, and its timelines. Without the right to replicate, from what SQL tells.
@@ -346,24 +514,34 @@ async fn identify_by_any(
     timeline: impl Future<Output = Result<u32>>,
     why: &TableReason,
 ) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
-    if !matches!(why, TableReason::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
+    if !matches!(why, TableReason::Poll(_))
+        || facts.server.may_replicate && facts.server.wal_level == "logical"
+    {
         let asked = async {
             let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
             identify(&mut wal).await
         };
         match asked.await {
             // A pooler, or no sender left: a poller needs none.
-            Err(error) if matches!(why, TableReason::Poll(_)) => tracing::debug!(%error, "no replication connection"),
+            Err(error) if matches!(why, TableReason::Poll(_)) => {
+                tracing::debug!(%error, "no replication connection")
+            }
             asked => return asked,
         }
     }
     let timeline = timeline.await?;
     let system_identifier = facts.system_identifier.clone().unwrap_or_default();
-    Ok((ServerIdentity { system_identifier, timeline }, Vec::new()))
+    Ok((
+        ServerIdentity {
+            system_identifier,
+            timeline,
+        },
+        Vec::new(),
+    ))
 }
 
-/// The producer that outlives sessions, as it was `given`, or one of this session's own, which has fenced all before it.
-/// Call only with slot or lease. Waits for the bus for as long as it takes.
+/// The producer that outlives sessions, as it was `given`, or one of this session's own, which has
+/// fenced all before it. Call only with slot or lease. Waits for the bus for as long as it takes.
 async fn own(
     config: &Config,
     given: Option<SinkHandle>,
@@ -374,9 +552,13 @@ async fn own(
     }
     let slot = &config.source.slot;
     let transactions = config.delivery.transactions();
-    let transactions = transactions.ok_or_else(|| Error::new(Kind::Bug, "a session without a producer"))?;
+    let transactions =
+        transactions.ok_or_else(|| Error::new(Kind::Bug, "a session without a producer"))?;
     let id = transactions.transactional_id(system_identifier, slot.as_str());
-    let of = Transactional { id, timeout: transactions.timeout };
+    let of = Transactional {
+        id,
+        timeout: transactions.timeout,
+    };
     let tell = |error: &Error| {
         tracing::warn!(event = "transactions_awaited", %slot, %error,
             "transactions of the bus are not available yet; holding the slot until they are");
@@ -386,10 +568,13 @@ async fn own(
     Ok((sink.handle(), Some(sink)))
 }
 
-/// The position to store for this server, slot and publication, with the progress that was `loaded`.
+/// The position to store for this server, slot and publication, with the progress that was
+/// `loaded`.
 fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
     let known_version = loaded
-        .filter(|loaded| loaded.publication_oid == slot.publication_oid && !loaded.publication_version.is_empty())
+        .filter(|loaded| {
+            loaded.publication_oid == slot.publication_oid && !loaded.publication_version.is_empty()
+        })
         .map(|loaded| loaded.publication_version.clone());
     Stored {
         server,
@@ -402,7 +587,9 @@ fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> S
         message_prefixes: slot.message_prefixes,
         cluster_id: slot.cluster_id.or_else(|| loaded?.cluster_id.clone()),
         published: loaded.and_then(|loaded| loaded.published.clone()),
-        stream_only: loaded.map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
+        stream_only: loaded
+            .map(|loaded| loaded.stream_only.clone())
+            .unwrap_or_default(),
         catch_up: loaded.and_then(|loaded| loaded.catch_up.clone()),
     }
 }
@@ -413,11 +600,19 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
     SlotNow {
         name: config.source.slot.to_string(),
         confirmed_flush,
-        publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
+        publication_oid: facts
+            .publication()
+            .map(|publication| publication.oid)
+            .unwrap_or_default(),
         publication_version: version(facts),
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
         membership_oids: memberships(&fingerprints),
-        message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
+        message_prefixes: sorted(
+            config
+                .outboxes
+                .iter()
+                .filter_map(|outbox| outbox.source.prefix().cloned()),
+        ),
         cluster_id: None,
         bus: config.sink.kind.bus(),
     }
@@ -425,13 +620,24 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
 
 /// The version of the publication as it is now.
 pub(super) fn version(facts: &Facts) -> String {
-    facts.publication().map(|publication| publication.row_version.clone()).unwrap_or_default()
+    facts
+        .publication()
+        .map(|publication| publication.row_version.clone())
+        .unwrap_or_default()
 }
 
 fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
-    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
+    let tables = config
+        .outboxes
+        .iter()
+        .filter_map(|outbox| outbox.source.table());
     let publication = &config.source.publication;
-    facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
+    facts
+        .catalogs
+        .iter()
+        .zip(tables)
+        .map(|(catalog, table)| Fingerprint::of(catalog, publication, table))
+        .collect()
 }
 
 /// OIDs of the rows that say the tables are in the publication, sorted.
@@ -446,7 +652,11 @@ fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
 /// The published rows before the slot delivered anything.
 fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     let oldest = now.slot.as_ref()?.catalog_xmin.as_ref()?.parse().ok()?;
-    Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
+    Some(Published::from_slot(
+        oldest,
+        now.snapshot.clone()?,
+        position.end_lsn,
+    ))
 }
 
 pub(crate) fn polls_because(source: &SourceConfig, facts: &Facts) -> Option<String> {
@@ -456,7 +666,10 @@ pub(crate) fn polls_because(source: &SourceConfig, facts: &Facts) -> Option<Stri
         Mode::Auto => match preflight::judge_server(&facts.server) {
             // A standby has no table to be written to, either.
             Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
-            _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
+            _ => facts
+                .publication()
+                .is_none()
+                .then(|| format!("there is no publication {}", source.publication)),
         },
     }
 }
@@ -477,7 +690,8 @@ fn table_instead(config: &Config, facts: &Facts) -> Result<Option<TableReason>> 
 fn needs_slot(facts: &Facts) -> bool {
     // One that is being made has no position yet.
     let needs_making = |slot: &Slot| {
-        slot.is_ours(&facts.server.database) && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
+        slot.is_ours(&facts.server.database)
+            && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
     };
     facts.slot.as_ref().is_none_or(needs_making)
 }
@@ -487,8 +701,8 @@ pub(crate) fn makes_slot(config: &Config, facts: &Facts) -> bool {
     needs_slot(facts) && facts.publication().is_some() && config.state.store != StoreKind::Slot
 }
 
-/// The notes of a relay that starts now on slot and stored position. Changes nothing. Load the position after `facts` were
-/// read: a relay that works has stored it before it confirms.
+/// The notes of a relay that starts now on slot and stored position. Changes nothing. Load the
+/// position after `facts` were read: a relay that works has stored it before it confirms.
 pub(crate) async fn start_from(
     config: &Config,
     client: &Client,
@@ -500,29 +714,59 @@ pub(crate) async fn start_from(
     let why = polls_because(source, facts).map_or(TableReason::Gap, TableReason::Poll);
     let timeline = async { Ok::<_, Error>(timeline(client).await?) };
     let (server, history) = identify_by_any(config, facts, timeline, &why).await?;
-    let facts = &Facts { wal_end: preflight::wal_end(client, &source.slot).await?, ..facts.clone() };
-    let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-    let slot = &SlotNow { cluster_id, ..slot_now(config, facts, confirmed_flush) };
+    let facts = &Facts {
+        wal_end: preflight::wal_end(client, &source.slot).await?,
+        ..facts.clone()
+    };
+    let confirmed_flush = facts
+        .slot
+        .as_ref()
+        .and_then(|slot| slot.confirmed_flush_lsn)
+        .unwrap_or_default();
+    let slot = &SlotNow {
+        cluster_id,
+        ..slot_now(config, facts, confirmed_flush)
+    };
     let fresh = identity(server.clone(), slot.clone(), loaded);
-    let found = Found { config, loaded, facts, slot, history: &history };
+    let found = Found {
+        config,
+        loaded,
+        facts,
+        slot,
+        history: &history,
+    };
     // The survey of the server has told these.
     let warn: &mut (dyn FnMut(String) + Send) = &mut |_| {};
     if let TableReason::Poll(_) = why {
         return polled(found, fresh, warn).map(|_| Vec::new());
     }
     if !needs_slot(facts) && !needs_table(config, loaded, &server, slot, facts.wal_end, &history) {
-        let start = reconcile(loaded, &server, slot, facts.wal_end, &history, config.state.adopt_slot)?;
+        let start = reconcile(
+            loaded,
+            &server,
+            slot,
+            facts.wal_end,
+            &history,
+            config.state.adopt_slot,
+        )?;
         return Ok(start.notes.into_iter().map(Warning::note).collect());
     }
     Ok(vec![match slot_task(found, &fresh, warn)? {
         TableTask::MakeSlot(plan) => {
-            let text = format!("{}: the relay makes the slot, and first reads rows of the table", plan.cause);
+            let text = format!(
+                "{}: the relay makes the slot, and first reads rows of the table",
+                plan.cause
+            );
             let remedy = Some("nothing: the next `walrelay run` does that".to_owned());
-            Warning { is_note: loaded.is_none(), remedy, text }
+            Warning {
+                is_note: loaded.is_none(),
+                remedy,
+                text,
+            }
         }
-        TableTask::GoOn | TableTask::Again(_) | TableTask::Poll(_) => {
-            Warning::note("the relay continues to read rows of the table, which was interrupted".to_owned())
-        }
+        TableTask::GoOn | TableTask::Again(_) | TableTask::Poll(_) => Warning::note(
+            "the relay continues to read rows of the table, which was interrupted".to_owned(),
+        ),
     }])
 }
 
@@ -539,15 +783,22 @@ fn needs_table(
         None => wants_backlog(config) && config.state.store != StoreKind::Slot,
         Some(stored) if stored.catch_up.is_some() => true,
         // The stored position is discarded, and the table is read instead.
-        Some(_) if config.state.adopt_slot => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,
+        Some(_) if config.state.adopt_slot => {
+            config.source.backlog.is_some() && config.state.store != StoreKind::Slot
+        }
         Some(stored) => {
-            config.source.on_loss == OnLoss::Recover && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))
+            config.source.on_loss == OnLoss::Recover
+                && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))
         }
     }
 }
 
 /// Warns where code of others would run in the relay's sessions.
-async fn tell_owners(client: &Client, config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
+async fn tell_owners(
+    client: &Client,
+    config: &Config,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<()> {
     for risk in owners::risks(client, config).await? {
         let fix = risk.what_to_do().unwrap_or_default();
         warn(format!("{risk}: {fix}"));
@@ -556,16 +807,30 @@ async fn tell_owners(client: &Client, config: &Config, warn: &mut (dyn FnMut(Str
 }
 
 fn has_pending(config: &Config) -> bool {
-    config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some())
+    config
+        .outboxes
+        .iter()
+        .any(|outbox| outbox.upkeep.pending.is_some())
 }
 
 /// Warns where the tables could not be polled.
 /// Errors: they could not, and the slot is to be dropped over its limit.
 async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
     let source = &config.source;
-    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
-    let of_tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
-    for (facts, outbox) in all_table_facts(reader.client(), &config.outboxes).await?.into_iter().zip(of_tables) {
+    let reader = Reader::connect(
+        &source.database,
+        &format!("walrelay/{}/reader", source.slot),
+    )
+    .await?;
+    let of_tables = config
+        .outboxes
+        .iter()
+        .filter(|outbox| outbox.source.table().is_some());
+    for (facts, outbox) in all_table_facts(reader.client(), &config.outboxes)
+        .await?
+        .into_iter()
+        .zip(of_tables)
+    {
         let fit = fits(&facts, outbox, &TableTask::Poll(String::new()), config);
         match fit {
             Err(error) if source.gives_up_over_budget() => return Err(error),
@@ -576,13 +841,20 @@ async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -
     Ok(())
 }
 
-/// Warns where searches for pending rows read the whole table. Other checks tell why that cannot be found out.
-async fn tell_missing_indexes(client: &Client, config: &Config, warn: &mut (dyn FnMut(String) + Send)) {
+/// Warns where searches for pending rows read the whole table. Other checks tell why that cannot be
+/// found out.
+async fn tell_missing_indexes(
+    client: &Client,
+    config: &Config,
+    warn: &mut (dyn FnMut(String) + Send),
+) {
     if !has_pending(config) {
         return;
     }
     match missing_indexes(client, &config.outboxes).await {
-        Ok(missing) => missing.into_iter().for_each(|missing| warn(format!("{}: {}", missing.text, missing.remedy))),
+        Ok(missing) => missing
+            .into_iter()
+            .for_each(|missing| warn(format!("{}: {}", missing.text, missing.remedy))),
         Err(error) => tracing::debug!(%error, "cannot check whether indexes serve outbox.pending"),
     }
 }

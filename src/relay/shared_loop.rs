@@ -1,8 +1,9 @@
 //! The part of both loops that does not depend on the source of events.
 //!
-//! [`super::replication`] streams the slot, [`super::table_loop`] reads a table. Each is one `biased` select that yields an
-//! input, and a method that handles the input. [`SharedLoop::next`] comes before the source in both, and after the ends of
-//! jobs, which only the stream has. [`SharedLoop::handle`] handles its inputs. They are, most urgent first:
+//! [`super::replication`] streams the slot, [`super::table_loop`] reads a table. Each is one
+//! `biased` select that yields an input, and a method that handles the input. [`SharedLoop::next`]
+//! comes before the source in both, and after the ends of jobs, which only the stream has.
+//! [`SharedLoop::handle`] handles its inputs. They are, most urgent first:
 //!
 //! 1. a stop: nothing else matters more;
 //! 2. the clock: status updates are never late, whatever else is going on (P5);
@@ -43,7 +44,8 @@ use walrelay_core::publisher::parked_index::RetryReport;
 use walrelay_core::publisher::{Counts, Publisher};
 use walrelay_core::sink::Connection;
 
-/// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
+/// How often metrics and health are updated: often enough for a person, seldom enough to cost
+/// nothing.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often events are counted by topic, of which there may be thousands, where pages are served.
 const FLOWS_INTERVAL: Duration = Duration::from_secs(1);
@@ -74,7 +76,8 @@ pub(super) enum Ended {
     Asked(Vec<RowId>),
     /// The slot retains more WAL than its limit, and is to be dropped.
     OverBudget,
-    /// Transactions hold up the creation of the slot, for this reason: the table is polled meanwhile.
+    /// Transactions hold up the creation of the slot, for this reason: the table is polled
+    /// meanwhile.
     Held(String),
 }
 
@@ -98,8 +101,8 @@ pub(super) struct Leaving {
 /// The session for write-backs.
 enum WriteSession {
     Open(Arc<Marker>),
-    /// A batch failed: the session may be read-only for good, lost, or have statements of a table that has changed. The next
-    /// batch opens another one, in this database.
+    /// A batch failed: the session may be read-only for good, lost, or have statements of a table
+    /// that has changed. The next batch opens another one, in this database.
     Failed(DatabaseIdentity),
 }
 
@@ -151,9 +154,19 @@ impl<'a> SharedLoop<'a> {
         epoch: Instant,
         process: Process<'a>,
     ) -> Self {
-        let Process { config, telemetry, watchdog, .. } = process;
-        publisher.batches.tell(telemetry.spans.as_ref().map(Spans::taker));
-        telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
+        let Process {
+            config,
+            telemetry,
+            watchdog,
+            ..
+        } = process;
+        publisher
+            .batches
+            .tell(telemetry.spans.as_ref().map(Spans::taker));
+        telemetry
+            .metrics
+            .dropped_events
+            .inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         let database = marker.as_ref().map(|marker| marker.database.clone());
         SharedLoop {
             control: fused(control.closed()),
@@ -161,7 +174,13 @@ impl<'a> SharedLoop<'a> {
             session: marker.map(WriteSession::Open),
             writing_back: Fuse::terminated(),
             refused_writes: RefusedWrites::new(),
-            retrying: Retrying::new(config, known, database, &telemetry.metrics, Some(watchdog.beside())),
+            retrying: Retrying::new(
+                config,
+                known,
+                database,
+                &telemetry.metrics,
+                Some(watchdog.beside()),
+            ),
             leaving: None,
             stop_heard: false,
             counts: publisher.counts(),
@@ -173,7 +192,8 @@ impl<'a> SharedLoop<'a> {
         }
     }
 
-    /// Waits for the next input: of deliveries where the loop `delivers`, of retries where it `retries`. Safe to cancel.
+    /// Waits for the next input: of deliveries where the loop `delivers`, of retries where it
+    /// `retries`. Safe to cancel.
     pub(super) async fn next(
         &mut self,
         publisher: &mut Publisher<AnySink>,
@@ -181,7 +201,11 @@ impl<'a> SharedLoop<'a> {
         delivers: bool,
         retries: bool,
     ) -> SharedInput {
-        let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
+        let next_stop = if self.stop_heard {
+            Stop::Now
+        } else {
+            Stop::Drain
+        };
         tokio::select! {
             biased;
             () = self.process.stop.at_least(next_stop) => SharedInput::Stop,
@@ -194,30 +218,50 @@ impl<'a> SharedLoop<'a> {
         }
     }
 
-    pub(super) fn handle(&mut self, input: SharedInput, publisher: &mut Publisher<AnySink>) -> Result<()> {
-        let Process { config, telemetry, .. } = self.process;
+    pub(super) fn handle(
+        &mut self,
+        input: SharedInput,
+        publisher: &mut Publisher<AnySink>,
+    ) -> Result<()> {
+        let Process {
+            config, telemetry, ..
+        } = self.process;
         match input {
             SharedInput::Stop => {
                 telemetry.health.stopping();
-                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.process.stop.asked() == Stop::Now;
-                let grace = if at_once { Duration::ZERO } else { config.shutdown.timeout };
+                let at_once = std::mem::replace(&mut self.stop_heard, true)
+                    || self.process.stop.asked() == Stop::Now;
+                let grace = if at_once {
+                    Duration::ZERO
+                } else {
+                    config.shutdown.timeout
+                };
                 self.leave(publisher, grace, Ok(Ended::Stopped));
             }
             SharedInput::Clock => {}
             SharedInput::Deliveries => publisher.delivered()?,
             // The next batch may have events to park, which those rows wait for.
-            SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: false })) => {
+            SharedInput::WrittenBack(Ok(BatchEnd {
+                marker,
+                is_written: false,
+            })) => {
                 self.session = Some(WriteSession::Open(marker));
                 publisher.write_backs.abandon();
                 if self.refused_writes.gives_way {
-                    let what = "other sessions do not see rows of published events yet, which are to be marked";
+                    let what = "other sessions do not see rows of published events yet, which are \
+                                to be marked";
                     return Err(Error::new(Kind::PostgresUnreachable, what));
                 }
             }
-            SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: true })) => {
+            SharedInput::WrittenBack(Ok(BatchEnd {
+                marker,
+                is_written: true,
+            })) => {
                 self.session = Some(WriteSession::Open(marker));
                 let parks_alone = publisher.write_backs.parks_alone();
-                telemetry.metrics.written_back(publisher.write_backs.finish());
+                telemetry
+                    .metrics
+                    .written_back(publisher.write_backs.finish());
                 // Events that are parked alone say nothing of marks that were refused.
                 if !parks_alone || publisher.write_backs.is_empty() {
                     self.refused_writes.are_over(config, telemetry);
@@ -240,16 +284,20 @@ impl<'a> SharedLoop<'a> {
         Ok(())
     }
 
-    /// A batch of write-backs failed. Its events are never published again: the batch is tried again, for as long as it takes.
-    /// Errors: `error`, where the session ends with it.
-    fn refused_write_back(&mut self, error: Error, publisher: &mut Publisher<AnySink>) -> Result<()> {
+    /// A batch of write-backs failed. Its events are never published again: the batch is tried
+    /// again, for as long as it takes. Errors: `error`, where the session ends with it.
+    fn refused_write_back(
+        &mut self,
+        error: Error,
+        publisher: &mut Publisher<AnySink>,
+    ) -> Result<()> {
         if error.kind().halts() {
             // Nothing is marked any more, and nothing waits for a mark.
             publisher.write_backs.refuse();
             return Err(error);
         }
-        // Commits that wait for a park wait for other standbys alone once the stream is left. So the back-off below is that
-        // of marks, and no park waits for it.
+        // Commits that wait for a park wait for other standbys alone once the stream is left. So
+        // the back-off below is that of marks, and no park waits for it.
         let holds_up_commits = publisher.write_backs.parks_alone() && self.leaving.is_none();
         publisher.write_backs.abandon();
         if self.refused_writes.gives_way || holds_up_commits {
@@ -258,22 +306,33 @@ impl<'a> SharedLoop<'a> {
         if let Some(WriteSession::Open(marker)) = &self.session {
             self.session = Some(WriteSession::Failed(marker.database.clone()));
         }
-        let Process { config, telemetry, .. } = self.process;
-        self.refused_writes.refused(&error, publisher.write_backs.len(), config, telemetry);
+        let Process {
+            config, telemetry, ..
+        } = self.process;
+        self.refused_writes
+            .refused(&error, publisher.write_backs.len(), config, telemetry);
         if self.leaving.is_some() {
             publisher.write_backs.refuse();
-            let (slot, events) = (&config.source.slot, publisher.write_backs.len());
+            let slot = &config.source.slot;
+            let events = publisher.write_backs.len();
             tracing::warn!(event = "write_back_left", %slot, events, %error,
-                "rows of published events are not written; if this relay stops now, the next one publishes them again");
+                "rows of published events are not written; if this relay stops now, the next one \
+                 publishes them again");
         }
         Ok(())
     }
 
     /// A position is stored.
     pub(super) fn stored(&self, publisher: &mut Publisher<AnySink>) {
-        let Telemetry { metrics, health, .. } = self.process.telemetry;
+        let Telemetry {
+            metrics, health, ..
+        } = self.process.telemetry;
         metrics.positions_stored.inc();
-        if publisher.quarantine.topics.took(&self.process.config.state.topic) {
+        if publisher
+            .quarantine
+            .topics
+            .took(&self.process.config.state.topic)
+        {
             publisher.counts.topics_taking += 1;
         }
         if !self.refused_writes.is_any() {
@@ -282,7 +341,12 @@ impl<'a> SharedLoop<'a> {
     }
 
     /// Ends intake; what is in flight has this long to be acked. The first reason stays.
-    pub(super) fn leave(&mut self, publisher: &mut Publisher<AnySink>, grace: Duration, with: Result<Ended>) {
+    pub(super) fn leave(
+        &mut self,
+        publisher: &mut Publisher<AnySink>,
+        grace: Duration,
+        with: Result<Ended>,
+    ) {
         publisher.forget_unread();
         let until = Instant::now() + grace;
         match &mut self.leaving {
@@ -294,11 +358,14 @@ impl<'a> SharedLoop<'a> {
     /// Begins to mark or delete up to `max` rows of delivered events, where that is configured.
     pub(super) fn begin_write_back(&mut self, publisher: &mut Publisher<AnySink>, max: usize) {
         let Some(session) = &self.session else { return };
-        let is_due = self.refused_writes.may_try(Instant::now()) || publisher.write_backs.commits_wait();
+        let is_due =
+            self.refused_writes.may_try(Instant::now()) || publisher.write_backs.commits_wait();
         if !is_due && self.leaving.is_none() {
             return;
         }
-        let Some(batch) = publisher.write_backs.begin(max) else { return };
+        let Some(batch) = publisher.write_backs.begin(max) else {
+            return;
+        };
         let opened = match session {
             WriteSession::Open(marker) => Ok(Arc::clone(marker)),
             WriteSession::Failed(database) => Err((self.process.config.clone(), database.clone())),
@@ -318,33 +385,66 @@ impl<'a> SharedLoop<'a> {
     }
 
     /// Updates metrics and health.
-    pub(super) fn report(&mut self, publisher: &mut Publisher<AnySink>, streamed: Streamed, now: Instant) {
+    pub(super) fn report(
+        &mut self,
+        publisher: &mut Publisher<AnySink>,
+        streamed: Streamed,
+        now: Instant,
+    ) {
         self.next_report = now + REPORT_INTERVAL;
-        let (telemetry, counts) = (self.process.telemetry, publisher.counts());
+        let telemetry = self.process.telemetry;
+        let counts = publisher.counts();
         let before = std::mem::replace(&mut self.counts, counts);
         let metrics = &telemetry.metrics;
         if counts.acked > before.acked && metrics.acked_events.get() == 0 {
-            let (slot, events) = (&self.process.config.source.slot, counts.acked - before.acked);
-            tracing::info!(event = "first_events_acked", %slot, events, "the first events of this run are acked");
+            let slot = &self.process.config.source.slot;
+            let events = counts.acked - before.acked;
+            tracing::info!(event = "first_events_acked", %slot, events, "the first events of this \
+                run are acked");
         }
         report_counts(telemetry, counts, before);
         let ledger = &publisher.ledger;
         let write_backs = &publisher.write_backs;
-        let waits_since_us = [write_backs.oldest_commit_us(), ledger.oldest_commit_us(), streamed.unsent_since_us];
+        let waits_since_us = [
+            write_backs.oldest_commit_us(),
+            ledger.oldest_commit_us(),
+            streamed.unsent_since_us,
+        ];
         metrics.set_oldest_unacked_commit(waits_since_us.into_iter().flatten().min());
-        metrics.write_back_due_events.set(i64::try_from(write_backs.len()).unwrap_or(i64::MAX));
-        metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
-        metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
-        metrics.waiting_events.set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
+        metrics
+            .write_back_due_events
+            .set(i64::try_from(write_backs.len()).unwrap_or(i64::MAX));
+        metrics
+            .in_flight_events
+            .set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
+        metrics
+            .in_flight_bytes
+            .set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
+        metrics
+            .waiting_events
+            .set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
         let throttle = publisher.sink.throttle();
-        metrics.broker_throttle_seconds.set(throttle.unwrap_or_default().as_secs_f64());
-        metrics.partition_changes.inc_by(publisher.sink.take_partition_changes());
-        metrics.intake_closed(publisher.intake_closed().map(|why| why.of_quota(throttle.is_some())));
-        metrics.broker_round_trip_seconds.set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
+        metrics
+            .broker_throttle_seconds
+            .set(throttle.unwrap_or_default().as_secs_f64());
+        metrics
+            .partition_changes
+            .inc_by(publisher.sink.take_partition_changes());
+        metrics.intake_closed(
+            publisher
+                .intake_closed()
+                .map(|why| why.of_quota(throttle.is_some())),
+        );
+        metrics
+            .broker_round_trip_seconds
+            .set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
         if telemetry.flows.receiver_count() > 0 && self.next_flows <= now {
             self.next_flows = now + FLOWS_INTERVAL;
             let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
-            let flows = topics.map(|(topic, events)| Flow { name: format!("Topic {topic}"), events });
+            let flows = topics.map(|(topic, events)| Flow {
+                name: format!("Topic {topic}"),
+                events,
+            });
             telemetry.flows.send_replace(flows.collect());
         }
         let written = publisher.write_backs.written;
@@ -353,14 +453,19 @@ impl<'a> SharedLoop<'a> {
         let has_events = !publisher.is_drained() || !publisher.write_backs.is_empty();
         let to_do = match (has_events, streamed.unsent_since_us) {
             (true, _) => ToDo::Events { progressed },
-            (false, Some(_)) => ToDo::Wal { progressed: streamed.sent },
+            (false, Some(_)) => ToDo::Wal {
+                progressed: streamed.sent,
+            },
             (false, None) => ToDo::Nothing,
         };
         if let Some(reason) = telemetry.health.report(to_do) {
             self.warn(reason);
         }
         for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
-            metrics.outbox_events(&outbox.source.to_string(), std::mem::take(&mut router.events));
+            metrics.outbox_events(
+                &outbox.source.to_string(),
+                std::mem::take(&mut router.events),
+            );
         }
         for rows in &mut publisher.rows {
             metrics.copied_rows(&rows.outbox, std::mem::take(&mut rows.copied));
@@ -373,15 +478,18 @@ impl<'a> SharedLoop<'a> {
 
     /// Logs that events wait, for this reason.
     fn warn(&self, reason: NotReady) {
-        let (telemetry, slot) = (self.process.telemetry, &self.process.config.source.slot);
+        let telemetry = self.process.telemetry;
+        let slot = &self.process.config.source.slot;
         let error = if let NotReady::WalNotSent(_) = reason {
             let error = Error::new(Kind::PostgresUnreachable, reason).remedy(wal_not_sent_fix());
-            tracing::warn!(event = "wal_not_sent", %slot, %error, fix = error.what_to_do(), "Postgres sends no WAL");
+            tracing::warn!(event = "wal_not_sent", %slot, %error, fix = error.what_to_do(),
+                "Postgres sends no WAL");
             error
         } else {
             let fix = stalled_fix(telemetry.bus, telemetry.metrics.in_flight_events.get());
             let error = Error::new(Kind::BusUnreachable, reason).remedy(fix);
-            tracing::warn!(event = "stalled", %slot, %error, fix = error.what_to_do(), "no event is acked");
+            tracing::warn!(event = "stalled", %slot, %error, fix = error.what_to_do(), "no event \
+                is acked");
             error
         };
         telemetry.failed(&error);
@@ -395,25 +503,48 @@ async fn reopened(config: &Config, database: &DatabaseIdentity) -> Result<Arc<Ma
         Disposition::Retry | Disposition::RetryThenGiveUp | Disposition::GiveUp => error,
     };
     let marker = Marker::of(config, database).await.map_err(refused)?;
-    marker.map(Arc::new).ok_or_else(|| Error::new(Kind::Bug, "write-backs are due, and none are configured"))
+    marker
+        .map(Arc::new)
+        .ok_or_else(|| Error::new(Kind::Bug, "write-backs are due, and none are configured"))
 }
 
 /// Adds what was counted since `before` to the metrics.
 pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Counts) {
     let metrics = &telemetry.metrics;
-    metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
-    metrics.assembled_events.inc_by(counts.assembled - before.assembled);
+    metrics
+        .decoded_messages
+        .inc_by(counts.decoded - before.decoded);
+    metrics
+        .assembled_events
+        .inc_by(counts.assembled - before.assembled);
     metrics.routed_events.inc_by(counts.routed - before.routed);
-    metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
+    metrics
+        .enqueued_events
+        .inc_by(counts.enqueued - before.enqueued);
     metrics.acked_events.inc_by(counts.acked - before.acked);
-    metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
-    metrics.dead_lettered_events.inc_by(counts.dead_lettered - before.dead_lettered);
-    metrics.skipped_events.inc_by(counts.skipped - before.skipped);
+    metrics
+        .acked_bytes
+        .inc_by(counts.acked_bytes - before.acked_bytes);
+    metrics
+        .dead_lettered_events
+        .inc_by(counts.dead_lettered - before.dead_lettered);
+    metrics
+        .skipped_events
+        .inc_by(counts.skipped - before.skipped);
     metrics.parked_events.inc_by(counts.parked - before.parked);
-    metrics.waiting_again_events.inc_by(counts.waiting_again - before.waiting_again);
-    metrics.delivered_before_events.inc_by(counts.delivered_before - before.delivered_before);
-    metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
-    for (class, (failed, before)) in CLASSES.into_iter().zip(counts.failed.into_iter().zip(before.failed)) {
+    metrics
+        .waiting_again_events
+        .inc_by(counts.waiting_again - before.waiting_again);
+    metrics
+        .delivered_before_events
+        .inc_by(counts.delivered_before - before.delivered_before);
+    metrics
+        .queue_full
+        .inc_by(counts.queue_full - before.queue_full);
+    for (class, (failed, before)) in CLASSES
+        .into_iter()
+        .zip(counts.failed.into_iter().zip(before.failed))
+    {
         if failed > before {
             metrics.failed_attempts(class, failed - before);
         }
@@ -437,13 +568,20 @@ impl OldestTransaction {
     /// Updates the metrics, and warns once of one that is open for long.
     pub(super) fn report(&mut self, telemetry: &Telemetry, oldest: Option<&OldTransaction>) {
         let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
-        let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
+        let open_seconds = oldest
+            .and_then(|oldest| oldest.open_seconds)
+            .unwrap_or_default();
         telemetry.metrics.oldest_transaction_pid.set(pid.into());
-        telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
+        telemetry
+            .metrics
+            .oldest_transaction_seconds
+            .set(open_seconds);
         if open_seconds < LONG_OPEN_SECONDS {
             self.logged = None;
         } else if self.logged.replace(pid) != Some(pid) {
-            let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
+            let application = oldest
+                .and_then(|oldest| oldest.application.as_deref())
+                .unwrap_or_default();
             tracing::warn!(
                 event = "old_transaction_found",
                 pid,
@@ -463,9 +601,13 @@ struct BusWatch {
 
 impl BusWatch {
     fn new(sink: &AnySink, telemetry: &Telemetry) -> BusWatch {
-        let (mut connection, handle) = (sink.watch_connection(), sink.handle());
+        let mut connection = sink.watch_connection();
+        let handle = sink.handle();
         telemetry.connected(Side::Bus, *connection.borrow_and_update() == Connection::Up);
-        BusWatch { connection, unusable: fused(async move { handle.unusable().await }) }
+        BusWatch {
+            connection,
+            unusable: fused(async move { handle.unusable().await }),
+        }
     }
 
     /// Waits for a change, and says whether the bus answers. Safe to cancel.

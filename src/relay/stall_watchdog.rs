@@ -1,12 +1,16 @@
-//! Notices that this process stood still: it was stopped, frozen together with its machine, or starved.
+//! Notices that this process stood still: it was stopped, frozen together with its machine, or
+//! starved.
 //!
-//! A relay that streams sends a status update every third of `wal_sender_timeout`. After a silence of the whole time-out,
-//! the server gives the slot to another relay: at the earliest two thirds after the relay last did anything. From then on
-//! no record may leave this process: the other relay publishes the same events, and older records would follow newer ones.
-//! The lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's
-//! queue when the loop does not. After a stop of the process, that thread runs as soon as any other.
+//! A relay that streams sends a status update every third of `wal_sender_timeout`. After a silence
+//! of the whole time-out, the server gives the slot to another relay: at the earliest two thirds
+//! after the relay last did anything. From then on no record may leave this process: the other
+//! relay publishes the same events, and older records would follow newer ones. The lease on the
+//! table is lost in the same way. So the loop beats, and a thread of its own gives up the
+//! producer's queue when the loop does not. After a stop of the process, that thread runs as soon
+//! as any other.
 //!
-//! It is no fence: what the client has handed to the operating system is on its way (docs/explanation/delivery.md).
+//! It is no fence: what the client has handed to the operating system is on its way
+//! (docs/explanation/delivery.md).
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,7 +49,8 @@ struct Guarded {
     beside: Option<SinkHandle>,
 }
 
-/// The same for a producer beside the loop's own. Its owner sends nothing without [`StallGuard::check`].
+/// The same for a producer beside the loop's own. Its owner sends nothing without
+/// [`StallGuard::check`].
 #[derive(Debug, Clone)]
 pub(super) struct StallGuard(Arc<Beat>);
 
@@ -58,7 +63,11 @@ impl StallGuard {
     /// Errors: the loop did not beat for so long that another relay may have the slot.
     pub(super) fn check(&self) -> Result<()> {
         let stood_ms = self.0.stood_ms();
-        if stood_ms > self.0.bound_ms { Err(stood_still(stood_ms)) } else { Ok(()) }
+        if stood_ms > self.0.bound_ms {
+            Err(stood_still(stood_ms))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -75,11 +84,17 @@ impl StallWatchdog {
         std::thread::Builder::new()
             .name("stall-watchdog".to_owned())
             .spawn(move || watch(&weak))
-            .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
+            .map_err(|error| {
+                Error::new(
+                    Kind::Prerequisite,
+                    format!("no thread can be started: {error}"),
+                )
+            })?;
         Ok(StallWatchdog(beat))
     }
 
-    /// From here on this producer depends on [`StallWatchdog::beat`], until [`StallWatchdog::release`].
+    /// From here on this producer depends on [`StallWatchdog::beat`], until
+    /// [`StallWatchdog::release`].
     pub(super) fn guard(&self, producer: SinkHandle) {
         self.0.last_ms.store(now_ms(), Ordering::Release);
         self.0.guarded.lock().own = Some(producer);
@@ -94,7 +109,8 @@ impl StallWatchdog {
     }
 
     /// The loop continues. To be called when it has waited, before anything else is done.
-    /// Errors: it stood still for so long that another relay may have the slot. Records in flight are given up.
+    /// Errors: it stood still for so long that another relay may have the slot. Records in flight
+    /// are given up.
     pub(super) fn beat(&self) -> Result<()> {
         let now = now_ms();
         let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));
@@ -111,10 +127,12 @@ impl StallWatchdog {
     }
 
     /// Drives `work`, and beats before each step of it, and while it waits.
-    /// Errors: those of `work`, and of [`StallWatchdog::beat`]: `work` is dropped where it was then.
+    /// Errors: those of `work`, and of [`StallWatchdog::beat`]: `work` is dropped where it was
+    /// then.
     pub(super) async fn throughout<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let every = Duration::from_millis((self.0.bound_ms / BEATS).max(1));
-        let (mut work, mut next) = (pin!(work), pin!(sleep(every)));
+        let mut work = pin!(work);
+        let mut next = pin!(sleep(every));
         std::future::poll_fn(|context| {
             if let Err(error) = self.beat() {
                 return Poll::Ready(Err(error));
@@ -164,13 +182,15 @@ impl Beat {
             event = "records_dropped",
             records,
             silent_ms = stood_ms,
-            "another relay may have the slot: records that the bus has not acked are dropped, and read again"
+            "another relay may have the slot: records that the bus has not acked are dropped, and \
+             read again"
         );
     }
 }
 
 /// Neither the server nor the network is at fault.
-const STOOD_STILL_FIX: &str = "the relay goes on by itself; see whether the process was stopped, or gets no CPU time";
+const STOOD_STILL_FIX: &str =
+    "the relay goes on by itself; see whether the process was stopped, or gets no CPU time";
 
 fn stood_still(stood_ms: u64) -> Error {
     let what = format!("this process stood still for {stood_ms} ms; another relay may be at work");
@@ -185,7 +205,8 @@ fn watch(beat: &Weak<Beat>) {
     }
 }
 
-/// Milliseconds by a clock that is never set, and goes on while the machine sleeps where there is such a clock.
+/// Milliseconds by a clock that is never set, and goes on while the machine sleeps where there is
+/// such a clock.
 fn now_ms() -> u64 {
     #[cfg(target_os = "linux")]
     const CLOCK: ClockId = ClockId::Boottime;
@@ -193,7 +214,9 @@ fn now_ms() -> u64 {
     const CLOCK: ClockId = ClockId::Monotonic;
     let now = clock_gettime(CLOCK);
     let part = |value: i64| u64::try_from(value).unwrap_or_default();
-    part(now.tv_sec).saturating_mul(1_000).saturating_add(part(now.tv_nsec) / 1_000_000)
+    part(now.tv_sec)
+        .saturating_mul(1_000)
+        .saturating_add(part(now.tv_nsec) / 1_000_000)
 }
 
 fn millis(of: Duration) -> u64 {
@@ -224,7 +247,10 @@ mod tests {
         stood(40_001);
         let error = watchdog.beat().unwrap_err();
         assert_eq!(error.kind(), Kind::PostgresUnreachable);
-        assert!(error.cause().starts_with("this process stood still for "), "{error}");
+        assert!(
+            error.cause().starts_with("this process stood still for "),
+            "{error}"
+        );
         assert!(!watchdog.take_given_up(), "nothing was guarded");
     }
 
@@ -237,7 +263,14 @@ mod tests {
             ..KafkaConfig::default()
         };
         let mut sink = AnySink::from(KafkaSink::connect(&config).unwrap());
-        sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(0)).unwrap();
+        sink.enqueue(
+            &Record {
+                topic: "t",
+                ..Record::default()
+            },
+            Ticket(0),
+        )
+        .unwrap();
         sink
     }
 
@@ -262,22 +295,38 @@ mod tests {
             tokio::task::yield_now().await;
             Ok(())
         });
-        assert!(stopped.await.unwrap_err().cause().starts_with("this process stood still for "));
+        assert!(
+            stopped
+                .await
+                .unwrap_err()
+                .cause()
+                .starts_with("this process stood still for ")
+        );
     }
 
     #[tokio::test]
     async fn the_producer_of_events_that_wait_is_given_up_as_well() {
         let watchdog = StallWatchdog::start(Duration::from_secs(60)).unwrap();
-        let (mut own, mut beside) = (stuck(), stuck());
+        let mut own = stuck();
+        let mut beside = stuck();
         watchdog.guard(own.handle());
         watchdog.beside().guard(Some(beside.handle()));
         watchdog.0.look();
         let finished = |sink: &mut AnySink| {
-            let again = sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(1));
+            let again = sink.enqueue(
+                &Record {
+                    topic: "t",
+                    ..Record::default()
+                },
+                Ticket(1),
+            );
             matches!(again, Err(EnqueueError::Finished))
         };
         assert!(watchdog.beside().check().is_ok() && !finished(&mut own) && !finished(&mut beside));
-        watchdog.0.last_ms.store(now_ms() - 42_000, Ordering::Release);
+        watchdog
+            .0
+            .last_ms
+            .store(now_ms() - 42_000, Ordering::Release);
         assert!(watchdog.beside().check().is_err());
         watchdog.0.look();
         assert!(finished(&mut own) && finished(&mut beside) && watchdog.take_given_up());

@@ -33,7 +33,10 @@ pub struct Stopper(watch::Sender<Asked>);
 
 /// A pair: the first requests stops, and the second hears of them.
 pub(crate) fn stop_channel() -> (Stopper, StopSignal) {
-    let (sender, receiver) = watch::channel(Asked { stop: Stop::No, since: None });
+    let (sender, receiver) = watch::channel(Asked {
+        stop: Stop::No,
+        since: None,
+    });
     (Stopper(sender), StopSignal(receiver))
 }
 
@@ -60,7 +63,8 @@ impl StopSignal {
         self.0.borrow().stop
     }
 
-    /// When a stop was first asked for: its deadline counts from there, whatever happens on the way.
+    /// When a stop was first asked for: its deadline counts from there, whatever happens on the
+    /// way.
     pub fn since(&self) -> Option<Instant> {
         self.0.borrow().since
     }
@@ -77,17 +81,25 @@ impl StopSignal {
 const STATUS: &str = "/proc/self/status";
 const HANGUP: &str = "SIGHUP";
 
-/// Turns SIGTERM, SIGINT and SIGHUP into stops: the first signal drains, a second SIGTERM or SIGINT leaves at once.
+/// Turns SIGTERM, SIGINT and SIGHUP into stops: the first signal drains, a second SIGTERM or SIGINT
+/// leaves at once.
 ///
-/// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's handler would end that. Where the
-/// system does not tell, SIGHUP does what it did without us.
+/// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's
+/// handler would end that. Where the system does not tell, SIGHUP does what it did without us.
 pub(crate) fn on_signals() -> Result<StopSignal> {
     let (stopper, stop_signal) = stop_channel();
-    let listen =
-        |kind| signal(kind).map_err(|error| Error::new(Kind::Bug, format_args!("cannot hear signals: {error}")));
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let listen = |kind| {
+        signal(kind)
+            .map_err(|error| Error::new(Kind::Bug, format_args!("cannot hear signals: {error}")))
+    };
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut interrupt = listen(SignalKind::interrupt())?;
     let is_ignored = std::fs::read_to_string(STATUS).map_or(true, |status| ignores_hangup(&status));
-    let mut hangup = if is_ignored { None } else { Some(listen(SignalKind::hangup())?) };
+    let mut hangup = if is_ignored {
+        None
+    } else {
+        Some(listen(SignalKind::hangup())?)
+    };
     tokio::spawn(async move {
         let mut asked = Stop::No;
         loop {
@@ -96,7 +108,8 @@ pub(crate) fn on_signals() -> Result<StopSignal> {
                 _ = interrupt.recv() => "SIGINT",
                 () = heard(&mut hangup) => HANGUP,
             };
-            let (before, stop) = (stopper.asked(), answer(asked, name));
+            let before = stopper.asked();
+            let stop = answer(asked, name);
             if name != HANGUP {
                 asked = Stop::Drain;
             }
@@ -112,9 +125,14 @@ pub(crate) fn on_signals() -> Result<StopSignal> {
     Ok(stop_signal)
 }
 
-/// The request of a signal after those of SIGTERM and SIGINT. SIGHUP of a closed terminal comes from shell and kernel.
+/// The request of a signal after those of SIGTERM and SIGINT. SIGHUP of a closed terminal comes
+/// from shell and kernel.
 fn answer(asked: Stop, signal: &str) -> Stop {
-    if asked == Stop::No || signal == HANGUP { Stop::Drain } else { Stop::Now }
+    if asked == Stop::No || signal == HANGUP {
+        Stop::Drain
+    } else {
+        Stop::Now
+    }
 }
 
 /// Waits for the signal; where it is not listened to, for ever.
@@ -125,10 +143,12 @@ async fn heard(signal: &mut Option<Signal>) {
     }
 }
 
-/// Whether the process with this status ignores SIGHUP, the first signal in the mask. See proc_pid_status(5).
+/// Whether the process with this status ignores SIGHUP, the first signal in the mask. See
+/// proc_pid_status(5).
 fn ignores_hangup(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_none_or(|mask| mask & 1 != 0)
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_none_or(|mask| mask & 1 != 0)
 }
 
 #[cfg(test)]
@@ -159,10 +179,20 @@ mod tests {
             (Stop::Drain, "SIGTERM", Stop::Now),
             (Stop::Drain, "SIGINT", Stop::Now),
         ] {
-            assert_eq!(answer(before, signal), asked, "{signal} after {before:?} by SIGTERM or SIGINT");
+            assert_eq!(
+                answer(before, signal),
+                asked,
+                "{signal} after {before:?} by SIGTERM or SIGINT"
+            );
         }
-        for (mask, is_ignored) in [("0000000000000001", true), ("0000000000001000", false), ("nonsense", true)] {
-            let status = format!("Name:\twalrelay\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t1\n");
+        for (mask, is_ignored) in [
+            ("0000000000000001", true),
+            ("0000000000001000", false),
+            ("nonsense", true),
+        ] {
+            let status = format!(
+                "Name:\twalrelay\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t1\n"
+            );
             assert_eq!(ignores_hangup(&status), is_ignored, "{mask}");
         }
         assert!(ignores_hangup(""), "a system that does not tell");

@@ -29,8 +29,8 @@ pub(super) struct Knowledge {
     pub(super) left: Mutex<Left>,
 }
 
-/// What a session left that published and could not write it all to Postgres. The next one does, and publishes none of
-/// it again.
+/// What a session left that published and could not write it all to Postgres. The next one does,
+/// and publishes none of it again.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     /// Of a session at the table, or of a producer that failed.
@@ -40,24 +40,37 @@ pub(super) struct Left {
     /// How far the table was read and published, where that is not stored.
     pub(super) progress: Option<Stored>,
     pub(super) found: PublishedVersions,
-    /// What the store took last, and what it may have taken since: that is not known after a lost connection.
+    /// What the store took last, and what it may have taken since: that is not known after a lost
+    /// connection.
     held: Vec<Stored>,
 }
 
 impl Left {
-    /// What counts for a session on `server` that `loaded` this. Nothing is left where another relay was at work.
+    /// What counts for a session on `server` that `loaded` this. Nothing is left where another
+    /// relay was at work.
     fn resume(&mut self, loaded: Option<Stored>, server: &ServerIdentity) -> Option<Stored> {
-        let is_held = loaded.as_ref().is_none_or(|loaded| self.held.contains(loaded));
+        let is_held = loaded
+            .as_ref()
+            .is_none_or(|loaded| self.held.contains(loaded));
         if !is_held || self.held.iter().any(|held| held.server != *server) {
-            *self = Left { held: loaded.iter().cloned().collect(), ..Left::default() };
+            *self = Left {
+                held: loaded.iter().cloned().collect(),
+                ..Left::default()
+            };
             return loaded;
         }
         self.progress.clone().or(loaded)
     }
 
-    /// A session at the table failed, which had read so far. The next one there stores that before all else. A stream, to
-    /// which a session of requested rows gives way, stores nothing first: it begins at what is stored.
-    pub(super) fn table_failed(&mut self, read: &Stored, found: PublishedVersions, gives_way: bool) {
+    /// A session at the table failed, which had read so far. The next one there stores that before
+    /// all else. A stream, to which a session of requested rows gives way, stores nothing first: it
+    /// begins at what is stored.
+    pub(super) fn table_failed(
+        &mut self,
+        read: &Stored,
+        found: PublishedVersions,
+        gives_way: bool,
+    ) {
         if !gives_way {
             self.progress = Some(read.clone());
             self.found = found;
@@ -70,7 +83,10 @@ impl Left {
     }
 
     pub(super) fn forget(&mut self) {
-        *self = Left { held: std::mem::take(&mut self.held), ..Left::default() };
+        *self = Left {
+            held: std::mem::take(&mut self.held),
+            ..Left::default()
+        };
     }
 }
 
@@ -93,8 +109,11 @@ impl AnyStore {
         }
         self.known.left.lock().are_stored(stored);
         self.took = began.elapsed();
-        // While rows are still to be read from the table, the snapshot does not tell which are published.
-        self.known.stored.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
+        // While rows are still to be read from the table, the snapshot does not tell which are
+        // published.
+        self.known
+            .stored
+            .send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
         Ok(())
     }
 }
@@ -102,7 +121,8 @@ impl AnyStore {
 /// How soon the bus is asked again where it cannot be reached.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Repeats `attempt` for as long as the bus cannot be reached, and calls `tell` with the first such error.
+/// Repeats `attempt` for as long as the bus cannot be reached, and calls `tell` with the first such
+/// error.
 pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     attempt: impl Fn() -> F,
     tell: impl FnOnce(&Error),
@@ -121,8 +141,8 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// Opens the store and reads it; while the bus cannot be reached, for as long as it takes. What this process could not store
-/// counts as stored.
+/// Opens the store and reads it; while the bus cannot be reached, for as long as it takes. What
+/// this process could not store counts as stored.
 pub(super) async fn read_position(
     config: &Config,
     sink: SinkHandle,
@@ -134,7 +154,14 @@ pub(super) async fn read_position(
     let read = || async move {
         let mut store = Store::open(config, sink, control).await?;
         let loaded = store.load().await?;
-        Ok((AnyStore { store, known: Arc::clone(known), took: Duration::ZERO }, loaded))
+        Ok((
+            AnyStore {
+                store,
+                known: Arc::clone(known),
+                took: Duration::ZERO,
+            },
+            loaded,
+        ))
     };
     let tell = |error: &Error| {
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
@@ -153,7 +180,10 @@ mod tests {
 
     fn stored(timeline: u32, lsn: u64) -> Stored {
         Stored {
-            server: ServerIdentity { system_identifier: "7000".to_owned(), timeline },
+            server: ServerIdentity {
+                system_identifier: "7000".to_owned(),
+                timeline,
+            },
             slot: "orders".to_owned(),
             position: Position::at(Lsn::new(lsn)),
             cluster_id: None,
@@ -173,7 +203,11 @@ mod tests {
         let mut left = Left::default();
         left.are_stored(&stored(1, 1));
         left.held.push(stored(1, 2));
-        Left { progress: Some(stored(1, 3)), delivered: Some(Position::at(Lsn::new(3))), ..left }
+        Left {
+            progress: Some(stored(1, 3)),
+            delivered: Some(Position::at(Lsn::new(3))),
+            ..left
+        }
     }
 
     #[test]
@@ -183,36 +217,57 @@ mod tests {
             let mut left = Left::default();
             left.are_stored(&stored(1, 1));
             left.table_failed(&stored(1, 3), PublishedVersions::default(), gives_way);
-            assert_eq!(left.resume(Some(stored(1, 1)), &here), Some(stored(1, expected)), "{gives_way}");
+            assert_eq!(
+                left.resume(Some(stored(1, 1)), &here),
+                Some(stored(1, expected)),
+                "{gives_way}"
+            );
         }
     }
 
     fn file(filenode: u32, changed_by: u64) -> TableFile {
-        TableFile { oid: 5, filenode, changed_by }
+        TableFile {
+            oid: 5,
+            filenode,
+            changed_by,
+        }
     }
 
     #[test]
-    fn a_table_rewritten_between_two_sessions_is_noticed_unless_another_relay_or_server_was_at_work() {
-        let (here, there) = (stored(1, 0).server, stored(2, 0).server);
+    fn a_table_rewritten_between_two_sessions_is_noticed_unless_another_relay_or_server_was_at_work()
+     {
+        let here = stored(1, 0).server;
+        let there = stored(2, 0).server;
         for (lsn, server, expected) in [(1, &here, true), (9, &here, false), (1, &there, false)] {
-            let (mut left, mut found) = (Left::default(), PublishedVersions::default());
+            let mut left = Left::default();
+            let mut found = PublishedVersions::default();
             left.are_stored(&stored(1, 1));
-            assert!(!found.looked_at(vec![file(10, 20)]), "the first look tells nothing");
+            assert!(
+                !found.looked_at(vec![file(10, 20)]),
+                "the first look tells nothing"
+            );
             left.table_failed(&stored(1, 1), found, false);
             left.resume(Some(stored(1, lsn)), server);
-            assert_eq!(std::mem::take(&mut left.found).looked_at(vec![file(11, 30)]), expected);
+            assert_eq!(
+                std::mem::take(&mut left.found).looked_at(vec![file(11, 30)]),
+                expected
+            );
         }
     }
 
     #[test]
     fn progress_that_was_not_stored_counts_unless_another_relay_or_server_was_at_work() {
-        let (here, there) = (stored(1, 0).server, stored(2, 0).server);
+        let here = stored(1, 0).server;
+        let there = stored(2, 0).server;
         for loaded in [Some(stored(1, 1)), Some(stored(1, 2)), None] {
             assert_eq!(left().resume(loaded, &here), Some(stored(1, 3)));
         }
         for (loaded, server) in [(stored(1, 9), &here), (stored(1, 1), &there)] {
             let mut left = left();
-            assert_eq!(left.resume(Some(loaded.clone()), server), Some(loaded.clone()));
+            assert_eq!(
+                left.resume(Some(loaded.clone()), server),
+                Some(loaded.clone())
+            );
             assert!(left.delivered.is_none() && left.progress.is_none());
             // From here on it is this relay's.
             assert_eq!(left.held, [loaded]);

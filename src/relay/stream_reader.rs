@@ -8,19 +8,22 @@ use crate::source::{Io, Notice, WalStream};
 
 /// Bytes that arrive this soon after the reader was ready came at once.
 const AT_ONCE: Duration = Duration::from_micros(300);
-/// So many reads in a row that came at once mean a backlog: by chance, at 2,000 events a second, that happens to one in 500.
+/// So many reads in a row that came at once mean a backlog: by chance, at 2,000 events a second,
+/// that happens to one in 500.
 const BACKLOG: u32 = 8;
 /// A backlog that paused continues after two of them.
 const RESUMED: u32 = BACKLOG - 2;
-/// How long the next read then waits: latency where there is a backlog, and nothing elsewhere. A Unix socket holds 160 rows
-/// by default, which a walsender takes some 700 µs for; it should not have to wait.
+/// How long the next read then waits: latency where there is a backlog, and nothing elsewhere. A
+/// Unix socket holds 160 rows by default, which a walsender takes some 700 µs for; it should not
+/// have to wait.
 const REST: Duration = Duration::from_micros(500);
 /// A rest is worth its latency where it brings some dozen rows.
 const WORTH_BYTES: usize = 8 * 1024;
-/// A read batch: some two thousand rows. The bus's partitions share it, and small batches cost a broker as much as large ones.
+/// A read batch: some two thousand rows. The bus's partitions share it, and small batches cost a
+/// broker as much as large ones.
 const READ_BATCH_BYTES: usize = 1 << 20;
-/// A read batch of this much is no chance: 10,000 events a second take as long for it as [`GATHERED_WITHIN`]. A rest that adds
-/// little to it is followed by another, up to [`DRY_AFTER`].
+/// A read batch of this much is no chance: 10,000 events a second take as long for it as
+/// [`GATHERED_WITHIN`]. A rest that adds little to it is followed by another, up to [`DRY_AFTER`].
 const BEGUN_BYTES: usize = 64 * 1024;
 /// How long a walsender that has a backlog may have nothing for us, since others had its core.
 const DRY_AFTER: Duration = Duration::from_millis(3);
@@ -30,17 +33,18 @@ const GATHERED_WITHIN: Duration = Duration::from_millis(20);
 const CHATTER: u32 = 20;
 /// How long each of them is waited for at most.
 const CHATTER_WITHIN: Duration = Duration::from_millis(20);
-/// As much as a keepalive or an empty transaction of each of some dozens. More is a backlog of what is known already.
+/// As much as a keepalive or an empty transaction of each of some dozens. More is a backlog of what
+/// is known already.
 const CHATTER_BYTES: usize = 8 * 1024;
-/// How long the next read then waits: a hundred wake-ups a second are some tenths of a percent of a core. An event that
-/// comes meanwhile, the first after many keepalives, is that much later.
+/// How long the next read then waits: a hundred wake-ups a second are some tenths of a percent of a
+/// core. An event that comes meanwhile, the first after many keepalives, is that much later.
 const CHATTER_REST: Duration = Duration::from_millis(8);
 /// After so long without an event an outbox is idle, and the next read waits for longer still.
 const IDLE_AFTER: Duration = Duration::from_secs(10);
 /// Twenty wake-ups a second, and what an event after ten seconds without one may be late.
 const IDLE_REST: Duration = Duration::from_millis(50);
-/// Some 130 keepalives. A Unix socket holds 160, and a walsender that finds it full falls behind the busy neighbour: where a
-/// rest brought more than this, the next one is a short one.
+/// Some 130 keepalives. A Unix socket holds 160, and a walsender that finds it full falls behind
+/// the busy neighbour: where a rest brought more than this, the next one is a short one.
 const IDLE_BYTES: usize = 3 * 1024;
 
 /// The inputs that a wait for the socket may yield.
@@ -65,13 +69,22 @@ pub(super) struct StreamReader {
 
 impl StreamReader {
     pub(super) fn new(wal: WalStream) -> StreamReader {
-        StreamReader { wal, has_more: false, noticed: None, pacer: ReadPacer::new(Instant::now()), alarm: Alarm::new() }
+        StreamReader {
+            wal,
+            has_more: false,
+            noticed: None,
+            pacer: ReadPacer::new(Instant::now()),
+            alarm: Alarm::new(),
+        }
     }
 
-    /// Whether the bytes that were read wait for more: larger read batches make larger batches for the bus. Not without `room`
-    /// for more: whether the socket is dry is not known then.
+    /// Whether the bytes that were read wait for more: larger read batches make larger batches for
+    /// the bus. Not without `room` for more: whether the socket is dry is not known then.
     pub(super) fn gathers(&mut self, room: bool) -> bool {
-        room && !self.has_more && self.pacer.gathers(Instant::now(), self.wal.buffered_bytes())
+        room && !self.has_more
+            && self
+                .pacer
+                .gathers(Instant::now(), self.wal.buffered_bytes())
     }
 
     /// Whether the next wait ends at once.
@@ -82,7 +95,8 @@ impl StreamReader {
     /// The inputs that the next wait may yield, where there is `room` for events or none.
     pub(super) fn prepare(&mut self, room: bool, rests: bool) -> Readiness {
         let has_more = room && self.has_more;
-        // A full Unix socket keeps the walsender waiting. Its bytes fit beside those that were left for this turn.
+        // A full Unix socket keeps the walsender waiting. Its bytes fit beside those that were left
+        // for this turn.
         let reads = room && !rests && (!has_more || self.wal.buffered_bytes() < READ_BATCH_BYTES);
         if !reads || self.pacer.is_backlog() {
             self.wal.unwatch();
@@ -90,14 +104,24 @@ impl StreamReader {
         if reads && !has_more {
             self.pacer.ready(Instant::now());
         }
-        // Where more is read in a moment, and there is room for it, deliveries can wait for that: one wake-up instead of many.
-        Readiness { reads, has_more, delivers: reads || !room || !self.pacer.is_backlog() }
+        // Where more is read in a moment, and there is room for it, deliveries can wait for that:
+        // one wake-up instead of many.
+        Readiness {
+            reads,
+            has_more,
+            delivers: reads || !room || !self.pacer.is_backlog(),
+        }
     }
 
     /// The socket was read; `events` were taken in before.
     pub(super) fn was_read(&mut self, io: Io, events: u64) {
         if io.received_bytes > 0 {
-            self.pacer.read(Instant::now(), io.received_bytes, self.wal.buffered_bytes(), events);
+            self.pacer.read(
+                Instant::now(),
+                io.received_bytes,
+                self.wal.buffered_bytes(),
+                events,
+            );
         }
     }
 
@@ -106,16 +130,19 @@ impl StreamReader {
     }
 }
 
-/// How soon to read again. The walsender sends each row by itself, and may send a keepalive for each transaction of other
-/// tables. To wake a sleeping reader for each of them costs both sides more than the read.
+/// How soon to read again. The walsender sends each row by itself, and may send a keepalive for
+/// each transaction of other tables. To wake a sleeping reader for each of them costs both sides
+/// more than the read.
 ///
-/// - Several reads without a pause mean a backlog. The next read waits for half a millisecond, and gets more bytes for one
-///   wake-up. The waits go on while they bring many bytes; otherwise they are not worth their latency.
-/// - Several small reads without an event mean that other tables are busy. The next read waits for longer, and for longer
-///   still once the outbox has been idle for a while. The first event ends that.
+/// - Several reads without a pause mean a backlog. The next read waits for half a millisecond, and
+///   gets more bytes for one wake-up. The waits go on while they bring many bytes; otherwise they
+///   are not worth their latency.
+/// - Several small reads without an event mean that other tables are busy. The next read waits for
+///   longer, and for longer still once the outbox has been idle for a while. The first event ends
+///   that.
 ///
-/// Bytes that arrive meanwhile wait in the socket. Read bytes are taken in at once; in a backlog, a read batch is gathered
-/// first.
+/// Bytes that arrive meanwhile wait in the socket. Read bytes are taken in at once; in a backlog, a
+/// read batch is gathered first.
 #[derive(Debug)]
 pub(super) struct ReadPacer {
     last_read: Instant,
@@ -162,16 +189,28 @@ impl ReadPacer {
     fn read(&mut self, now: Instant, bytes: usize, buffered_bytes: usize, events: u64) {
         let waited = now.duration_since(self.ready_since.take().unwrap_or(now));
         let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;
-        self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
-        let vain = std::mem::take(&mut self.rested) && bytes < WORTH_BYTES && buffered_bytes < BEGUN_BYTES;
+        self.idle_reads = if chatters {
+            self.idle_reads.saturating_add(1)
+        } else {
+            0
+        };
+        let vain =
+            std::mem::take(&mut self.rested) && bytes < WORTH_BYTES && buffered_bytes < BEGUN_BYTES;
         // In a backlog, a walsender that was late had lost its core for a moment.
-        let (soon, late) = if self.is_backlog() { (DRY_AFTER, RESUMED) } else { (AT_ONCE, 0) };
+        let (soon, late) = if self.is_backlog() {
+            (DRY_AFTER, RESUMED)
+        } else {
+            (AT_ONCE, 0)
+        };
         self.at_once = match vain {
             true => 0,
             false if waited < soon => self.at_once.saturating_add(1),
             false => late,
         };
-        (self.events, self.last_read, self.last_look, self.last_bytes) = (events, now, now, bytes);
+        self.events = events;
+        self.last_read = now;
+        self.last_look = now;
+        self.last_bytes = bytes;
     }
 
     /// Until when the next read waits, if it does; `events` is what there are by now.
@@ -179,7 +218,8 @@ impl ReadPacer {
         if events != self.newest.0 {
             self.newest = (events, now);
         }
-        let is_idle = self.last_bytes < IDLE_BYTES && self.last_read.duration_since(self.newest.1) >= IDLE_AFTER;
+        let is_idle = self.last_bytes < IDLE_BYTES
+            && self.last_read.duration_since(self.newest.1) >= IDLE_AFTER;
         let rest = match self.idle_reads >= CHATTER && events == self.events {
             true if is_idle => IDLE_REST,
             true => CHATTER_REST,
@@ -191,7 +231,8 @@ impl ReadPacer {
         until
     }
 
-    /// The socket has nothing more: `buffered_bytes` are all there is, or a walsender that has a backlog gets some more time.
+    /// The socket has nothing more: `buffered_bytes` are all there is, or a walsender that has a
+    /// backlog gets some more time.
     fn dry(&mut self, now: Instant, buffered_bytes: usize) {
         if buffered_bytes < BEGUN_BYTES {
             self.at_once = 0;
@@ -202,8 +243,8 @@ impl ReadPacer {
         self.ready_since = None;
     }
 
-    /// Whether these bytes, which were read and not taken in yet, wait for more. The caller looks for more each time a rest is
-    /// over, and calls [`ReadPacer::dry`] where there is none.
+    /// Whether these bytes, which were read and not taken in yet, wait for more. The caller looks
+    /// for more each time a rest is over, and calls [`ReadPacer::dry`] where there is none.
     fn gathers(&mut self, now: Instant, buffered_bytes: usize) -> bool {
         let since = *self.gathers_since.get_or_insert(now);
         let is_small = (1..READ_BATCH_BYTES).contains(&buffered_bytes);
@@ -220,7 +261,8 @@ impl ReadPacer {
     }
 }
 
-/// A timer that rings within a part of a millisecond; where the system has none, Tokio's own, which is coarser.
+/// A timer that rings within a part of a millisecond; where the system has none, Tokio's own, which
+/// is coarser.
 #[derive(Debug)]
 pub(super) struct Alarm(#[cfg(target_os = "linux")] Option<linux::Timer>);
 
@@ -228,7 +270,11 @@ impl Alarm {
     /// Made in a Tokio runtime.
     #[cfg(target_os = "linux")]
     fn new() -> Self {
-        Alarm(linux::Timer::new().inspect_err(|error| tracing::debug!(%error, "no timer to be had")).ok())
+        Alarm(
+            linux::Timer::new()
+                .inspect_err(|error| tracing::debug!(%error, "no timer to be had"))
+                .ok(),
+        )
     }
 
     /// Made in a Tokio runtime.
@@ -241,7 +287,9 @@ impl Alarm {
     pub(super) async fn at(&mut self, until: Instant) {
         #[cfg(target_os = "linux")]
         if let Some(timer) = &mut self.0
-            && timer.set(until.saturating_duration_since(Instant::now())).is_ok()
+            && timer
+                .set(until.saturating_duration_since(Instant::now()))
+                .is_ok()
             && timer.rung().await.is_ok()
         {
             return;
@@ -257,7 +305,8 @@ mod linux {
     use std::time::Duration;
 
     use rustix::time::{
-        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
     };
     use tokio::io::unix::AsyncFd;
 
@@ -266,18 +315,31 @@ mod linux {
     pub(super) struct Timer(AsyncFd<OwnedFd>);
 
     impl Timer {
-        #[expect(deprecated, reason = "what replaces it is unsafe, for descriptors that change; this one is owned")]
+        #[expect(
+            deprecated,
+            reason = "what replaces it is unsafe, for descriptors that change; this one is owned"
+        )]
         pub(super) fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-            Ok(Timer(AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?))
+            Ok(Timer(AsyncFd::new(timerfd_create(
+                TimerfdClockId::Monotonic,
+                flags,
+            )?)?))
         }
 
         /// Replaces the time it was set to before.
         pub(super) fn set(&mut self, after: Duration) -> io::Result<()> {
             // Zero would mean never.
-            let after = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
-            let never = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let once = Itimerspec { it_interval: never, it_value: after };
+            let after =
+                Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
+            let never = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let once = Itimerspec {
+                it_interval: never,
+                it_value: after,
+            };
             timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
             Ok(())
         }
@@ -316,7 +378,10 @@ mod tests {
     impl Reader {
         fn new() -> Reader {
             let now = Instant::now();
-            Reader { pace: ReadPacer::new(now), now }
+            Reader {
+                pace: ReadPacer::new(now),
+                now,
+            }
         }
 
         /// In a backlog of events.
@@ -326,14 +391,24 @@ mod tests {
             reader
         }
 
-        /// Reads as soon as it may, each time `bytes` that come `apart` after the reader was ready; gives the time of all.
-        fn reads(&mut self, count: u32, apart: Duration, bytes: usize, events: impl Fn(u32) -> u64) -> Duration {
+        /// Reads as soon as it may, each time `bytes` that come `apart` after the reader was ready;
+        /// gives the time of all.
+        fn reads(
+            &mut self,
+            count: u32,
+            apart: Duration,
+            bytes: usize,
+            events: impl Fn(u32) -> u64,
+        ) -> Duration {
             let began = self.now;
             for read in 0..count {
                 self.pace.ready(self.now);
                 self.now += apart;
                 self.pace.read(self.now, bytes, bytes, events(read));
-                self.now = self.pace.rests_until(self.now, events(read + 1)).unwrap_or(self.now);
+                self.now = self
+                    .pace
+                    .rests_until(self.now, events(read + 1))
+                    .unwrap_or(self.now);
             }
             self.now - began
         }
@@ -343,7 +418,10 @@ mod tests {
     fn a_backlog_is_read_twice_a_millisecond_even_if_delivered_before() {
         let mut reader = Reader::new();
         let took = reader.reads(100, SHORT, 50_000, |read| u64::from(read) * 50);
-        assert!(reader.pace.is_backlog() && took >= 46 * MS && took < 49 * MS, "{took:?}");
+        assert!(
+            reader.pace.is_backlog() && took >= 46 * MS && took < 49 * MS,
+            "{took:?}"
+        );
         let took = Reader::new().reads(100, SHORT, CHATTER_BYTES, |_| 7);
         assert!(took < 49 * MS, "{took:?}");
     }
@@ -383,9 +461,15 @@ mod tests {
         assert!(pace.gathers(now, 50_000) && !pace.gathers(now, READ_BATCH_BYTES));
         assert!(pace.gathers(now, 50_000) && pace.gathers(now + GATHERED_WITHIN / 2, 100_000));
         assert!(!pace.gathers(now + GATHERED_WITHIN, 150_000));
-        assert!(pace.gathers(now + GATHERED_WITHIN, 50_000), "the next one has its own time");
+        assert!(
+            pace.gathers(now + GATHERED_WITHIN, 50_000),
+            "the next one has its own time"
+        );
         pace.dry(now, 50_000);
-        assert!(!pace.gathers(now + GATHERED_WITHIN, 50_000), "no large one, and all there is");
+        assert!(
+            !pace.gathers(now + GATHERED_WITHIN, 50_000),
+            "no large one, and all there is"
+        );
     }
 
     #[test]

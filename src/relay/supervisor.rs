@@ -1,4 +1,5 @@
-//! The relay as a whole: sessions one after another, the producer, stand-by, the table, back-off and the end.
+//! The relay as a whole: sessions one after another, the producer, stand-by, the table, back-off
+//! and the end.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,12 +39,14 @@ use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
 
-/// The pause of a stand-by between two looks. Up to as much again is added, so that two of them do not come in step.
+/// The pause of a stand-by between two looks. Up to as much again is added, so that two of them do
+/// not come in step.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often it is looked whether it could take over.
 const FIT_EVERY: Duration = Duration::from_secs(5);
 
-/// How long the bus has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
+/// How long the bus has to answer before the slot is taken: a relay that cannot deliver leaves it
+/// to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A session that lasted this long was a good one, and the next outage is another.
@@ -52,7 +55,8 @@ const LASTED: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     outage: Outage,
     pub(super) producer: RelayProducer,
-    /// Whether topics may have what comes again: an earlier process was killed, or this one stood still.
+    /// Whether topics may have what comes again: an earlier process was killed, or this one stood
+    /// still.
     is_in_doubt: bool,
     /// Server and timeline of the last session.
     served: Option<ServerIdentity>,
@@ -82,7 +86,10 @@ impl Relay {
         let known = Known::default();
         Ok(Relay {
             outage: Outage::new(),
-            producer: RelayProducer::new(StallWatchdog::start(config.source.wal_sender_timeout)?, Arc::clone(&known)),
+            producer: RelayProducer::new(
+                StallWatchdog::start(config.source.wal_sender_timeout)?,
+                Arc::clone(&known),
+            ),
             is_in_doubt: true,
             served: None,
             warned: HashSet::new(),
@@ -98,7 +105,9 @@ impl Relay {
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
             let mut error = match Box::pin(self.one_session(stop)).await {
-                Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+                Ok(Ended::ServerShutDown) => {
+                    Error::new(Kind::PostgresUnreachable, "Postgres is shutting down")
+                }
                 Ok(Ended::Stopped) => return self.leave(stop).await,
                 Ok(_) if stop.asked() != Stop::No => return self.leave(stop).await,
                 // The next session is of another kind.
@@ -111,7 +120,10 @@ impl Relay {
                     }
                     continue;
                 }
-                Err(error) => self.outage.judge(error, self.producer.newest_quarantine(), &mut self.config)?,
+                Err(error) => {
+                    self.outage
+                        .judge(error, self.producer.newest_quarantine(), &mut self.config)?
+                }
             };
             if error.kind() == Kind::SlotActive && stop.asked() == Stop::No {
                 tracing::debug!(%error, "standing by");
@@ -119,16 +131,24 @@ impl Relay {
                     Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
                     Ok(()) => continue,
                     Err(lost) => {
-                        error = self.outage.judge(lost, self.producer.newest_quarantine(), &mut self.config)?;
+                        error = self.outage.judge(
+                            lost,
+                            self.producer.newest_quarantine(),
+                            &mut self.config,
+                        )?;
                     }
                 }
             }
             if stop.asked() == Stop::No {
-                error = until_stopped(stop, error.clone(), AnySink::judged(error, &self.config)).await;
+                error =
+                    until_stopped(stop, error.clone(), AnySink::judged(error, &self.config)).await;
                 let quarantine = self.producer.newest_quarantine();
-                let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
+                let wait = self
+                    .outage
+                    .failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {
-                    // Its open transaction is aborted at once: consumers do not wait for the next session.
+                    // Its open transaction is aborted at once: consumers do not wait for the next
+                    // session.
                     self.retire().await;
                 } else if error.kind().ends_producer() {
                     self.producer.replace(&self.config).await;
@@ -176,14 +196,22 @@ impl Relay {
 
     /// Checks the bus and Postgres, and begins to stream where the slot has everything.
     async fn open(&mut self) -> Result<Opened> {
-        let Config { delivery, source, .. } = &self.config;
-        let dead_letters =
-            Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
+        let Config {
+            delivery, source, ..
+        } = &self.config;
+        let dead_letters = Some(delivery.dead_letter_topic.as_str())
+            .filter(|_| delivery.on_error == OnError::DeadLetter);
         let needed: Vec<_> = dead_letters.into_iter().collect();
-        let missing = self.producer.missing(&self.config, &needed, CHECK_TIMEOUT).await?;
+        let missing = self
+            .producer
+            .missing(&self.config, &needed, CHECK_TIMEOUT)
+            .await?;
         let mut warn = warn_once(&mut self.warned, &source.slot);
-        missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
-        // A request for rows is tried once: what is still pending is found again, and the slot is not held up.
+        missing
+            .iter()
+            .for_each(|topic| warn(no_dead_letters(topic)));
+        // A request for rows is tried once: what is still pending is found again, and the slot is
+        // not held up.
         let why = match &self.table_instead {
             Some(TableReason::Asked(_)) => self.table_instead.take(),
             why => why.clone(),
@@ -191,7 +219,13 @@ impl Relay {
         if let Some(why) = why {
             return Ok(Opened::Table(why));
         }
-        Box::pin(Session::open(&self.config, self.producer.handle(), &self.known, &mut warn)).await
+        Box::pin(Session::open(
+            &self.config,
+            self.producer.handle(),
+            &self.known,
+            &mut warn,
+        ))
+        .await
     }
 
     /// Relays what the slot sends until the connection, the producer or the relay ends.
@@ -200,33 +234,67 @@ impl Relay {
             self.producer.begin(sink);
         }
         // A delivered position counts only on the server and timeline where it was delivered.
-        let same_server = self.served.as_ref().is_none_or(|served| *served == session.start.identity.server);
+        let same_server = self
+            .served
+            .as_ref()
+            .is_none_or(|served| *served == session.start.identity.server);
         self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
-        self.config.kafka.cluster_id.clone_from(&session.start.identity.cluster_id);
-        let (start, published) = (session.start.identity.position, session.start.identity.published.clone());
-        let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
+        self.config
+            .kafka
+            .cluster_id
+            .clone_from(&session.start.identity.cluster_id);
+        let start = session.start.identity.position;
+        let published = session.start.identity.published.clone();
+        let mut pipeline = self
+            .producer
+            .enter(&self.config, start, published, same_server)?;
         if self.walsender_pid.replace(session.walsender_pid).is_some() {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         pipeline.reconnected();
         let server = &session.start.identity.server;
-        pipeline.publisher.set_origin(&server.system_identifier, server.timeline);
-        let (table_oids, base_types) = (&mut session.table_oids, &mut session.base_types);
-        pipeline.assembler.set_catalog(std::mem::take(table_oids), std::mem::take(base_types));
+        pipeline
+            .publisher
+            .set_origin(&server.system_identifier, server.timeline);
+        let table_oids = &mut session.table_oids;
+        let base_types = &mut session.base_types;
+        pipeline
+            .assembler
+            .set_catalog(std::mem::take(table_oids), std::mem::take(base_types));
         pipeline.publisher.begin_look();
-        pipeline.publisher.parking.begin(std::mem::take(&mut session.start.waiting));
+        pipeline
+            .publisher
+            .parking
+            .begin(std::mem::take(&mut session.start.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
             self.expect_again(&mut pipeline, &session);
         }
         self.telemetry.connected(Side::Postgres, true);
         self.outage.streaming(start, &self.config);
-        let (stored, began) = (pipeline.confirm.stored_position(), Instant::now());
-        self.producer.watchdog.guard(pipeline.publisher.sink.handle());
-        let (config, telemetry, watchdog, stop) =
-            (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
-        let process = Process { config, telemetry, watchdog, stop };
-        let ended = replication::run(&mut pipeline, session, &self.known, self.producer.epoch, process).await;
+        let stored = pipeline.confirm.stored_position();
+        let began = Instant::now();
+        self.producer
+            .watchdog
+            .guard(pipeline.publisher.sink.handle());
+        let config = &self.config;
+        let telemetry = &self.telemetry;
+        let watchdog = &self.producer.watchdog;
+        let stop = stop.clone();
+        let process = Process {
+            config,
+            telemetry,
+            watchdog,
+            stop,
+        };
+        let ended = replication::run(
+            &mut pipeline,
+            session,
+            &self.known,
+            self.producer.epoch,
+            process,
+        )
+        .await;
         if pipeline.confirm.stored_position() != stored || began.elapsed() > LASTED {
             self.outage.is_over();
         }
@@ -242,31 +310,49 @@ impl Relay {
 
     /// Finds what names the rows of each table. A pipeline that knew other names starts over.
     async fn name_rows(&mut self) -> Result<()> {
-        let Config { source, delivery, .. } = &self.config;
+        let Config {
+            source, delivery, ..
+        } = &self.config;
         let mut outboxes = self.config.outboxes.clone();
-        let session = SqlSession::connect(&source.database, &format!("walrelay/{}/row-key", source.slot)).await?;
+        let session = SqlSession::connect(
+            &source.database,
+            &format!("walrelay/{}/row-key", source.slot),
+        )
+        .await?;
         row_key::find(session.client(), source, delivery, &mut outboxes).await?;
         let key = |outbox: &OutboxConfig| (outbox.columns.clone(), outbox.row_key.clone());
-        let is_same = outboxes.iter().map(key).eq(self.config.outboxes.iter().map(key));
+        let is_same = outboxes
+            .iter()
+            .map(key)
+            .eq(self.config.outboxes.iter().map(key));
         self.config.outboxes = outboxes;
         if !is_same {
             self.producer.forget_rows(&self.config).await;
-            self.table_instead.take_if(|why| matches!(why, TableReason::Asked(_)));
+            self.table_instead
+                .take_if(|why| matches!(why, TableReason::Asked(_)));
         }
         Ok(())
     }
 
-    /// Makes the publisher find events that an earlier process, or this one before it stood still, published and did not store.
+    /// Makes the publisher find events that an earlier process, or this one before it stood still,
+    /// published and did not store.
     fn expect_again(&self, pipeline: &mut Pipeline<AnySink>, session: &Session) {
         // Events that are committed with their position do not come again.
         if self.config.delivery.read_tails == ReadTails::Never || self.is_transactional() {
             return;
         }
-        let (identity, outboxes) = (&session.start.identity, &self.config.outboxes);
-        match DeliveredBefore::new(outboxes, &identity.server, identity.position, session.start.wal_end) {
+        let identity = &session.start.identity;
+        let outboxes = &self.config.outboxes;
+        match DeliveredBefore::new(
+            outboxes,
+            &identity.server,
+            identity.position,
+            session.start.wal_end,
+        ) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(event = "id_headers_missing", slot = %self.config.source.slot,
-                "records have no headers that identify their event (route.id_header, route.position_header): events that \
+                "records have no headers that identify their event (route.id_header, \
+                 route.position_header): events that \
                  were published before a crash may be published again"),
         }
     }
@@ -279,7 +365,11 @@ impl Relay {
 
     /// Ends a session's own producer. Nothing of it counts but what is committed.
     async fn retire(&mut self) {
-        if self.producer.running().is_some_and(|pipeline| pipeline.publisher.transaction.is_open()) {
+        if self
+            .producer
+            .running()
+            .is_some_and(|pipeline| pipeline.publisher.transaction.is_open())
+        {
             self.telemetry.metrics.given_up_transactions.inc();
         }
         self.producer.end_uncommitted().await;
@@ -287,10 +377,16 @@ impl Relay {
 
     // The table, before a slot is streamed or instead.
 
-    /// Drops the slot, so that the server can remove its WAL. The stored position tells what was published.
+    /// Drops the slot, so that the server can remove its WAL. The stored position tells what was
+    /// published.
     async fn give_up(&mut self) {
         let source = &self.config.source;
-        let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
+        let dropped = async {
+            WalSession::connect(&source.database, source)
+                .await?
+                .drop_slot()
+                .await
+        };
         match dropped.await {
             Ok(()) => {
                 tracing::warn!(event = "slot_dropped", slot = %source.slot,
@@ -313,7 +409,10 @@ impl Relay {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             lease = Lease::take(&self.config, producer, &why, &self.known, &mut warn) => lease,
         };
-        if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
+        if lease
+            .as_ref()
+            .is_err_and(|error| error.kind() == Kind::SlotActive)
+        {
             // The relay that has it decides.
             self.table_instead = None;
         }
@@ -321,7 +420,10 @@ impl Relay {
         if let Some(sink) = lease.sink.take() {
             self.producer.begin(sink);
         }
-        let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
+        let same_server = self
+            .served
+            .as_ref()
+            .is_some_and(|served| *served == lease.stored.server);
         let sink = self.producer.take_sink()?;
         match delivered {
             Some(of) if same_server && of.position.is_at_or_after(&lease.stored.position) => {
@@ -333,17 +435,32 @@ impl Relay {
             Some(_) | None => self.known.left.lock().forget(),
         }
         self.served = Some(lease.stored.server.clone());
-        self.config.kafka.cluster_id.clone_from(&lease.stored.cluster_id);
+        self.config
+            .kafka
+            .cluster_id
+            .clone_from(&lease.stored.cluster_id);
         self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that an operator requests again are published, delivered or not.
-        let delivered = if matches!(why, TableReason::Asked(_)) { Vec::new() } else { self.producer.inside.clone() };
+        let delivered = if matches!(why, TableReason::Asked(_)) {
+            Vec::new()
+        } else {
+            self.producer.inside.clone()
+        };
         self.producer.watchdog.guard(sink.handle());
-        let (config, telemetry, watchdog, stop) =
-            (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
-        let process = Process { config, telemetry, watchdog, stop };
+        let config = &self.config;
+        let telemetry = &self.telemetry;
+        let watchdog = &self.producer.watchdog;
+        let stop = stop.clone();
+        let process = Process {
+            config,
+            telemetry,
+            watchdog,
+            stop,
+        };
         let quarantine = &mut self.producer.quarantine;
-        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, quarantine, process)).await;
+        let (sink, begun, ended) =
+            Box::pin(table::run(lease, sink, delivered, quarantine, process)).await;
         self.producer.watchdog.release();
         match sink {
             // It takes nothing any more.
@@ -370,8 +487,11 @@ impl Relay {
 
     /// Waits for acks of what a stream left in flight.
     async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
-        let Some(pipeline) = self.producer.running_mut() else { return Ok(None) };
-        let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
+        let Some(pipeline) = self.producer.running_mut() else {
+            return Ok(None);
+        };
+        let until = Instant::now() + CHECK_TIMEOUT;
+        let before = pipeline.publisher.counts();
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts(), before);
         if !drained? {
@@ -380,12 +500,17 @@ impl Relay {
         }
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
-        Ok(published.map(|published| Delivered { position, published, inside: pipeline.begun.delivered(&position) }))
+        Ok(published.map(|published| Delivered {
+            position,
+            published,
+            inside: pipeline.begun.delivered(&position),
+        }))
     }
 
     // Stand-by: another relay has the slot, or its table.
 
-    /// Waits until no relay has the slot or the table, or until told to stop. Logs each holder once.
+    /// Waits until no relay has the slot or the table, or until told to stop. Logs each holder
+    /// once.
     ///
     /// As soon as another relay is seen there, what this one has in flight is given up.
     async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {
@@ -397,7 +522,8 @@ impl Relay {
             let name = format!("walrelay/{}/stand-by", source.slot);
             let sql = SqlSession::connect(&source.database, &name).await?;
             none_left_behind(sql.client(), &self.config).await?;
-            let (mut fit_at, mut told) = (Instant::now() + FIT_EVERY, false);
+            let mut fit_at = Instant::now() + FIT_EVERY;
+            let mut told = false;
             let until = Instant::now() + FIT_EVERY;
             while let Some(now) = holder(sql.client(), &source.slot).await? {
                 // It keeps no relay from the slot: that is tried again.
@@ -428,9 +554,12 @@ impl Relay {
 
     /// Whether a take-over would end this relay now, which is logged unless it was `told`.
     async fn is_unfit(&self, client: &Client, told: bool) -> bool {
-        let Err(error) = none_left_behind(client, &self.config).await else { return false };
+        let Err(error) = none_left_behind(client, &self.config).await else {
+            return false;
+        };
         if error.kind().halts() && !told {
-            let (slot, fix) = (&self.config.source.slot, error.what_to_do());
+            let slot = &self.config.source.slot;
+            let fix = error.what_to_do();
             tracing::warn!(event = "take_over_blocked", %slot, %error, fix,
                 "this stand-by could not take over now: it would stop with this error");
         }
@@ -442,14 +571,16 @@ impl Relay {
         let slot = &self.config.source.slot;
         if self.walsender_pid == Some(holder.pid) {
             tracing::info!(event = "own_session_awaited", %slot, %holder,
-                "the server still has this relay's last session, and ends it after wal_sender_timeout");
+                "the server still has this relay's last session, and ends it after \
+                 wal_sender_timeout");
             return;
         }
         if let Some(intruder) = holder.intruder() {
             warn_once(&mut self.warned, slot)(intruder);
             return;
         }
-        tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at work");
+        tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at \
+            work");
         if self.producer.has_in_flight().await {
             tracing::warn!(
                 event = "records_dropped",
@@ -461,12 +592,17 @@ impl Relay {
 
     // The end of a relay that was told to stop.
 
-    /// Ends a relay that was told to stop, and waits for acks that no session waited for, because Postgres was away.
+    /// Ends a relay that was told to stop, and waits for acks that no session waited for, because
+    /// Postgres was away.
     async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
         let until = stop.since().unwrap_or_else(Instant::now) + self.config.shutdown.timeout;
         let acked = match self.producer.running_mut() {
             // A session that ended because of the stop has waited.
-            Some(pipeline) if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain => {
+            Some(pipeline)
+                if !self.told
+                    && !pipeline.publisher.is_drained()
+                    && stop.asked() == Stop::Drain =>
+            {
                 self.telemetry.health.stopping();
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
                 tracing::info!(
@@ -485,7 +621,8 @@ impl Relay {
     fn left(&self, acked: bool) -> Result<()> {
         let running = self.producer.running();
         let left = running.map_or(0, |pipeline| {
-            pipeline.publisher.ledger.in_flight_events() + usize::from(pipeline.publisher.is_pending())
+            pipeline.publisher.ledger.in_flight_events()
+                + usize::from(pipeline.publisher.is_pending())
         });
         let settled = running.is_some_and(Pipeline::is_settled);
         // The slot alone remembers nothing it was not told.
@@ -497,13 +634,22 @@ impl Relay {
             } else {
                 tracing::info!(
                     event = "stopped",
-                    "stopped: nothing is in flight; events that are not confirmed are sent again at the next start"
+                    "stopped: nothing is in flight; events that are not confirmed are sent again \
+                     at the next start"
                 );
             }
             return Ok(());
         }
-        let untold = if remembered { "" } else { ", and not every acked event confirmed" };
-        let events = if left == 1 { "1 event".to_owned() } else { format!("{left} events") };
+        let untold = if remembered {
+            ""
+        } else {
+            ", and not every acked event confirmed"
+        };
+        let events = if left == 1 {
+            "1 event".to_owned()
+        } else {
+            format!("{left} events")
+        };
         let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: events that are not confirmed are sent at the next start"))
@@ -511,7 +657,11 @@ impl Relay {
 }
 
 /// What is `found` out about `error`; a stop does not wait for that.
-async fn until_stopped(stop: &mut StopSignal, error: Error, found: impl Future<Output = Error>) -> Error {
+async fn until_stopped(
+    stop: &mut StopSignal,
+    error: Error,
+    found: impl Future<Output = Error>,
+) -> Error {
     tokio::select! {
         biased;
         () = stop.at_least(Stop::Drain) => error,
@@ -520,7 +670,10 @@ async fn until_stopped(stop: &mut StopSignal, error: Error, found: impl Future<O
 }
 
 /// Logs each warning the first time.
-fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl FnMut(String) + Send + 'a {
+fn warn_once<'a>(
+    warned: &'a mut HashSet<String>,
+    slot: &'a SlotName,
+) -> impl FnMut(String) + Send + 'a {
     move |warning| {
         if warned.insert(warning.clone()) {
             tracing::warn!(event = "start_check_warned", %slot, "{warning}");
@@ -531,8 +684,10 @@ fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl Fn
 /// The warning at start about a dead-letter topic that does not exist.
 pub(crate) fn no_dead_letters(topic: &str) -> String {
     Remedy::from(format!(
-        "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \
-         events wait behind the first dead letter; create it: kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write and \
+        "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the \
+         brokers create it, all \
+         events wait behind the first dead letter; create it: kafka-topics --bootstrap-server … \
+         --create --topic {topic}, and grant Write and \
          Describe on it"
     ))
     .to_string()

@@ -1,10 +1,13 @@
-//! Work on the table: what a slot does not have is caught up with before it is streamed, or the table is polled.
+//! Work on the table: what a slot does not have is caught up with before it is streamed, or the
+//! table is polled.
 //!
-//! Catching up and polling are one thing. There is what is known to be published, and a snapshot of now; rows of
-//! transactions that are in the second and not in the first are read in their order, and once they are acked the second
-//! takes the place of the first. With a slot the snapshot is the one it begins with, so that the slot has the rest.
+//! Catching up and polling are one thing. There is what is known to be published, and a snapshot of
+//! now; rows of transactions that are in the second and not in the first are read in their order,
+//! and once they are acked the second takes the place of the first. With a slot the snapshot is the
+//! one it begins with, so that the slot has the rest.
 //!
-//! Each step that cannot be repeated is stored before it is done, so that the next relay continues there.
+//! Each step that cannot be repeated is stored before it is done, so that the next relay continues
+//! there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +57,8 @@ use walrelay_core::snapshot::Snapshot;
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
-/// How often a poller compares the `xmin` of every row at most, and the part of its time that this may take: no index has
-/// `xmin`, so that each of these scans reads the whole table.
+/// How often a poller compares the `xmin` of every row at most, and the part of its time that this
+/// may take: no index has `xmin`, so that each of these scans reads the whole table.
 const XMIN_INTERVAL: Duration = Duration::from_secs(1);
 const XMIN_SHARE: u32 = 50;
 /// How long an idle poller may go without storing its snapshot.
@@ -72,8 +75,8 @@ const SLOT_LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the creation of the slot may wait where the table can be polled instead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Does what `lease` was taken for, without rows that are known to be `delivered`. Gives the sink back where the producer
-/// is still good, and says whether anything was stored.
+/// Does what `lease` was taken for, without rows that are known to be `delivered`. Gives the sink
+/// back where the producer is still good, and says whether anything was stored.
 pub(super) async fn run(
     lease: Lease,
     sink: AnySink,
@@ -81,8 +84,18 @@ pub(super) async fn run(
     quarantine: &mut Quarantine,
     process: Process<'_>,
 ) -> (Option<AnySink>, bool, Result<Ended>) {
-    let Process { config, telemetry, watchdog, stop } = process.clone();
-    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease)).await {
+    let Process {
+        config,
+        telemetry,
+        watchdog,
+        stop,
+    } = process.clone();
+    let Opened {
+        marker,
+        waiting,
+        reader,
+        tables,
+    } = match watchdog.throughout(open(config, &lease)).await {
         Ok(opened) => opened,
         Err(error) => return (Some(sink), false, Err(error)),
     };
@@ -91,10 +104,16 @@ pub(super) async fn run(
         Err(error) => return (None, false, Err(error)),
     };
     publisher.quarantine = quarantine.take_over();
-    publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
+    publisher.set_origin(
+        &lease.stored.server.system_identifier,
+        lease.stored.server.timeline,
+    );
     let (write_backs, found) = {
         let mut left = lease.store.known.left.lock();
-        (std::mem::take(&mut left.write_backs), std::mem::take(&mut left.found))
+        (
+            std::mem::take(&mut left.write_backs),
+            std::mem::take(&mut left.found),
+        )
     };
     publisher.write_backs = write_backs.behind(Position::default());
     // No commit waits for a session at the table.
@@ -105,25 +124,56 @@ pub(super) async fn run(
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
-    let Lease { control, database: _, store, stored, task, notified, facts, sink: _ } = lease;
-    let delivered = delivered.into_iter().chain(publisher.write_backs.rows().cloned()).collect();
-    let mut reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
+    let Lease {
+        control,
+        database: _,
+        store,
+        stored,
+        task,
+        notified,
+        facts,
+        sink: _,
+    } = lease;
+    let delivered = delivered
+        .into_iter()
+        .chain(publisher.write_backs.rows().cloned())
+        .collect();
+    let mut reading = TableLoop::new(
+        publisher, store, stored, marker, delivered, &control, process,
+    );
     reading.published = found;
     // Another process may have read the table since.
     reading.published.remembers_from = None;
     reading.shared.refused_writes.gives_way = matches!(task, TableTask::Again(_));
-    let mut work = Work { reading, reader, tables, control, notified, facts, config, telemetry, stop };
+    let mut work = Work {
+        reading,
+        reader,
+        tables,
+        control,
+        notified,
+        facts,
+        config,
+        telemetry,
+        stop,
+    };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
     // After an error the lease may be gone, and retries would come behind newer events.
-    if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
+    if done.is_err()
+        || watchdog
+            .throughout(work.reading.finish_retries())
+            .await
+            .is_err()
+    {
         work.reading.shared.retrying.give_up().await;
     }
     work.reading.report(Instant::now());
     work.reading.leave_behind(done.is_err());
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
-    // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
-    let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.kept.is_some());
+    // In flight is only what an error left there: it counts as not delivered, and that producer
+    // must not deliver it later.
+    let clean = work.reading.publisher.is_drained();
+    let begun = work.reading.kept.is_some();
     *quarantine = std::mem::take(&mut work.reading.publisher.quarantine);
     let sink = work.reading.publisher.sink;
     let dead = matches!(&done, Err(error) if error.kind().ends_producer());
@@ -145,19 +195,34 @@ struct Opened<'c> {
 async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
     let Lease { task, database, .. } = lease;
     let source = &config.source;
-    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
+    let reader = Reader::connect(
+        &source.database,
+        &format!("walrelay/{}/reader", source.slot),
+    )
+    .await?;
     let mut tables = Vec::new();
-    let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
-    for (facts, (number, outbox)) in
-        all_table_facts(reader.client(), &config.outboxes).await?.into_iter().zip(of_tables)
+    let of_tables = config
+        .outboxes
+        .iter()
+        .enumerate()
+        .filter(|(_, outbox)| outbox.source.table().is_some());
+    for (facts, (number, outbox)) in all_table_facts(reader.client(), &config.outboxes)
+        .await?
+        .into_iter()
+        .zip(of_tables)
     {
         fits(&facts, outbox, task, config)?;
         if config.delivery.transactions().is_some() && facts.xid_column.is_none() {
             tracing::warn!(event = "xid_column_missing", slot = %source.slot, table = %facts.name,
-                "rows do not tell their transaction: rows that are read again after a crash may be published twice: \
+                "rows do not tell their transaction: rows that are read again after a crash may be \
+                 published twice: \
                  alter table {} add column xid xid8 not null default pg_current_xact_id()", facts.name);
         }
-        tables.push(OutboxTable { number, outbox, facts });
+        tables.push(OutboxTable {
+            number,
+            outbox,
+            facts,
+        });
     }
     // Behind the tables, so that a setting Postgres does not take is named.
     let marker = Marker::of(config, database).await?;
@@ -168,7 +233,12 @@ async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
         Some(marker) => marker.waiting().await?,
         None => Vec::new(),
     };
-    Ok(Opened { marker: marker.map(Arc::new), waiting, reader, tables })
+    Ok(Opened {
+        marker: marker.map(Arc::new),
+        waiting,
+        reader,
+        tables,
+    })
 }
 
 struct Work<'a> {
@@ -201,22 +271,51 @@ impl Work<'_> {
     async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
         let is_there = self.facts.slot.is_some();
         let slot = &self.config.source.slot;
-        let (cause, rows) = (&plan.cause, named(&plan.rows));
+        let cause = &plan.cause;
+        let rows = named(&plan.rows);
         // The first one, or one behind a poller: nothing went wrong.
-        match (self.reading.stored.position == Position::default(), is_there) {
-            (true, false) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the slot"),
-            (true, true) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "recreating the slot"),
-            (false, _) => tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "recreating the slot"),
+        match (
+            self.reading.stored.position == Position::default(),
+            is_there,
+        ) {
+            (true, false) => {
+                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the \
+                    slot")
+            }
+            (true, true) => {
+                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "recreating \
+                    the slot")
+            }
+            (false, _) => {
+                tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "recreating \
+                    the slot")
+            }
         }
-        plan.notes.iter().for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
-        let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
+        plan.notes
+            .iter()
+            .for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
+        let begun = self
+            .reading
+            .stored
+            .catch_up
+            .as_ref()
+            .and_then(|catch_up| catch_up.until.clone());
         if let Some(until) = begun.filter(|_| plan.finishes) {
-            let Began { wal_end: lsn, flushed, .. } = begin(&self.reader, &self.tables, None).await?;
+            let Began {
+                wal_end: lsn,
+                flushed,
+                ..
+            } = begin(&self.reader, &self.tables, None).await?;
             self.reading.stored.published = plan.published.take();
-            if self.read(lsn, Some(&until), PollScan::Xmin, false).await?.is_none() {
+            if self
+                .read(lsn, Some(&until), PollScan::Xmin, false)
+                .await?
+                .is_none()
+            {
                 return Ok(Ended::Stopped);
             }
-            self.is_read(until, lsn, Some(flushed), PollScan::Xmin).await?;
+            self.is_read(until, lsn, Some(flushed), PollScan::Xmin)
+                .await?;
             plan.published = self.reading.stored.published.take();
             plan.rows = Rows::Unpublished;
         }
@@ -234,14 +333,23 @@ impl Work<'_> {
         let (wal, made) = match self.create_slot(may_give_way).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
             SlotCreation::Stopped => return Ok(Ended::Stopped),
-            SlotCreation::Held(waits) => return Ok(Ended::Held(format!("a slot would have to wait for {waits}"))),
+            SlotCreation::Held(waits) => {
+                return Ok(Ended::Held(format!(
+                    "a slot would have to wait for {waits}"
+                )));
+            }
         };
         failpoint::reached("slot-made");
-        let snapshot = begin(&self.reader, &self.tables, Some(&made.snapshot)).await?.snapshot;
+        let snapshot = begin(&self.reader, &self.tables, Some(&made.snapshot))
+            .await?
+            .snapshot;
         drop(wal);
         let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
         if let Some(rewritten) = self.reader.rewritten(&tables).await? {
-            let cause = format!("table {} was rewritten while the slot was created; creating it again", rewritten.name);
+            let cause = format!(
+                "table {} was rewritten while the slot was created; creating it again",
+                rewritten.name
+            );
             return Err(Error::new(Kind::PostgresUnreachable, cause));
         }
         self.reading.stored.position = Position::at(made.consistent_point);
@@ -249,16 +357,19 @@ impl Work<'_> {
             catch_up.until = Some(snapshot.clone());
         }
         self.reading.save().await?;
-        tracing::info!(event = "slot_created", %slot, begins = %made.consistent_point, "the slot is made");
+        tracing::info!(event = "slot_created", %slot, begins = %made.consistent_point, "the slot \
+            is made");
         self.catch_up(snapshot, made.consistent_point, false).await
     }
 
     /// Drops the slot where there is one, and creates it.
     ///
-    /// It takes as long as open transactions, or ten seconds where it `may_give_way`. An incomplete slot goes with its session.
-    /// Errors: those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
+    /// It takes as long as open transactions, or ten seconds where it `may_give_way`. An incomplete
+    /// slot goes with its session. Errors: those of the session; [`Kind::SlotActive`] where
+    /// somebody streams from the slot that is there.
     async fn create_slot(&mut self, may_give_way: bool) -> Result<SlotCreation> {
-        let (telemetry, observer) = (self.telemetry, self.reader.client());
+        let telemetry = self.telemetry;
+        let observer = self.reader.client();
         let source = &self.config.source;
         let mut wal = WalSession::connect(&source.database, source).await?;
         if self.facts.slot.is_some() {
@@ -269,8 +380,10 @@ impl Work<'_> {
             }
         }
         let pid = wal.backend_pid().await?;
-        let (began, began_us) = (Instant::now(), now_us());
-        let mut look = tokio::time::interval_at(began + SLOT_MEASURE_INTERVAL, SLOT_MEASURE_INTERVAL);
+        let began = Instant::now();
+        let began_us = now_us();
+        let mut look =
+            tokio::time::interval_at(began + SLOT_MEASURE_INTERVAL, SLOT_MEASURE_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut tell_at = began + SLOT_LOG_INTERVAL;
         let made = {
@@ -283,7 +396,8 @@ impl Work<'_> {
                     made = &mut making => break Ok(made?),
                     _ = look.tick() => {
                         let Waits { text, oldest } = waits(observer, pid).await?;
-                        // Nothing is published meanwhile: that is lag, and after a while no readiness.
+                        // Nothing is published meanwhile: that is lag, and after a while no
+                        // readiness.
                         telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
                         telemetry.health.report(ToDo::Events { progressed: false });
                         OldestTransaction::default().report(telemetry, Some(&oldest));
@@ -292,7 +406,8 @@ impl Work<'_> {
                         }
                         if tell_at <= Instant::now() {
                             tell_at = Instant::now() + SLOT_LOG_INTERVAL;
-                            tracing::warn!(event = "slot_creation_waiting", slot = %source.slot, waits = text,
+                            tracing::warn!(event = "slot_creation_waiting", slot = %source.slot,
+                                waits = text,
                                 "creating the slot: Postgres waits for transactions to end");
                         }
                     }
@@ -305,9 +420,18 @@ impl Work<'_> {
             Ok(made) => Ok(SlotCreation::Slot(wal, made)),
             Err(given_up) => {
                 // Its session would go on waiting, and leave a slot behind.
-                let ended =
-                    observer.query_typed("select pg_catalog.pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await;
-                ended.map_err(|error| fault::sql(While::Querying("giving up a slot that is being made"), &error))?;
+                let ended = observer
+                    .query_typed(
+                        "select pg_catalog.pg_terminate_backend($1)",
+                        &[(&pid, Type::INT4)],
+                    )
+                    .await;
+                ended.map_err(|error| {
+                    fault::sql(
+                        While::Querying("giving up a slot that is being made"),
+                        &error,
+                    )
+                })?;
                 Ok(given_up)
             }
         }
@@ -315,7 +439,12 @@ impl Work<'_> {
 
     /// Continues to catch up after the last row that was published; the snapshot is gone.
     async fn go_on(&mut self) -> Result<Ended> {
-        let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
+        let until = self
+            .reading
+            .stored
+            .catch_up
+            .as_ref()
+            .and_then(|catch_up| catch_up.until.clone());
         let Some(until) = until else {
             // All of it was read by an earlier session, which could not store that.
             self.reading.save().await?;
@@ -331,24 +460,39 @@ impl Work<'_> {
     async fn catch_up(&mut self, until: Snapshot, lsn: Lsn, again: bool) -> Result<Ended> {
         let began = Instant::now();
         let resumed = again.then_some(&until);
-        let Some(read) = self.read(lsn, resumed, PollScan::Xmin, true).await? else { return Ok(Ended::Stopped) };
+        let Some(read) = self.read(lsn, resumed, PollScan::Xmin, true).await? else {
+            return Ok(Ended::Stopped);
+        };
         self.is_read(until, lsn, None, PollScan::Xmin).await?;
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
         let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
-        tracing::info!(event = "table_read", %slot, rows = read, seconds, "the table is read; the slot has the rest");
+        tracing::info!(event = "table_read", %slot, rows = read, seconds, "the table is read; the \
+            slot has the rest");
         Ok(Ended::Again)
     }
 
-    /// Publishes rows again that are pending again. Rows that the slot has still to deliver are not among them.
+    /// Publishes rows again that are pending again. Rows that the slot has still to deliver are not
+    /// among them.
     async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
-        for table @ OutboxTable { number, outbox, facts } in &self.tables {
-            let Some(pending) = &outbox.upkeep.pending else { continue };
+        for table @ OutboxTable {
+            number,
+            outbox,
+            facts,
+        } in &self.tables
+        {
+            let Some(pending) = &outbox.upkeep.pending else {
+                continue;
+            };
             let is_row = |row: &RowId| {
                 let values = outbox.key_columns().zip(row.values());
                 let values = values.map(|(column, value)| {
-                    Ok(format!("{} = {}", quote_ident(column)?, quote_literal(&String::from_utf8_lossy(value))?))
+                    Ok(format!(
+                        "{} = {}",
+                        quote_ident(column)?,
+                        quote_literal(&String::from_utf8_lossy(value))?
+                    ))
                 });
                 Ok(values.collect::<Result<Vec<_>>>()?.join(" and "))
             };
@@ -360,13 +504,21 @@ impl Work<'_> {
             let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
-            let query = Query { sql: &sql, total: None, table, lsn, via: Via::Replay, published: None };
+            let query = Query {
+                sql: &sql,
+                total: None,
+                table,
+                lsn,
+                via: Via::Replay,
+                published: None,
+            };
             if self.reading.table(&self.reader, &query).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
             self.reader.end().await?;
         }
-        tracing::info!(event = "pending_rows_published", slot = %self.config.source.slot, rows = asked.len(),
+        tracing::info!(event = "pending_rows_published", slot = %self.config.source.slot,
+            rows = asked.len(),
             "rows that were pending again are published");
         Ok(Ended::Again)
     }
@@ -377,17 +529,34 @@ impl Work<'_> {
         let source = &self.config.source;
         let mut oldest = OldestTransaction::default();
         let mut measured_at = Instant::now();
-        let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
-        let (mut looked_at, mut held_by) = (Instant::now(), None);
+        let mut empty = 0_u32;
+        let mut stored_at = Instant::now();
+        let mut is_first = true;
+        let mut looked_at = Instant::now();
+        let mut held_by = None;
         let mut xmin_due = Instant::now();
         let mut next_look = Instant::now();
         loop {
             self.reading.retry_parked().await?;
-            let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
-            let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
+            let Began {
+                snapshot: now,
+                wal_end: lsn,
+                flushed,
+            } = begin(&self.reader, &self.tables, None).await?;
+            let resumed = self
+                .reading
+                .stored
+                .catch_up
+                .as_ref()
+                .and_then(|catch_up| catch_up.until.clone());
             if resumed.is_none() {
                 // Where it is the first time, what was configured for that.
-                let rows = self.reading.stored.catch_up.take().map_or(Rows::Unpublished, |catch_up| catch_up.rows);
+                let rows = self
+                    .reading
+                    .stored
+                    .catch_up
+                    .take()
+                    .map_or(Rows::Unpublished, |catch_up| catch_up.rows);
                 self.reading.stored.catch_up = Some(CatchUp::new(rows, Some(now.clone())));
             }
             if std::mem::take(&mut is_first) {
@@ -397,9 +566,15 @@ impl Work<'_> {
             }
             let until = resumed.clone().unwrap_or(now);
             let began = Instant::now();
-            let scan = if xmin_due <= began { PollScan::Xmin } else { PollScan::Column };
+            let scan = if xmin_due <= began {
+                PollScan::Xmin
+            } else {
+                PollScan::Column
+            };
             self.begin_scan(scan).await?;
-            let Some(read) = self.read(lsn, resumed.as_ref(), scan, false).await? else { return Ok(Ended::Stopped) };
+            let Some(read) = self.read(lsn, resumed.as_ref(), scan, false).await? else {
+                return Ok(Ended::Stopped);
+            };
             // Rows that the process before this one read are not remembered.
             if resumed.is_none() {
                 self.reading.published.end(until.xmax());
@@ -421,11 +596,21 @@ impl Work<'_> {
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let idle = empty > IDLE_AFTER;
-            let wait = if idle { source.poll.idle_interval } else { source.poll.interval };
+            let wait = if idle {
+                source.poll.idle_interval
+            } else {
+                source.poll.interval
+            };
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
-                let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
-                // The creation of a slot waits for open transactions, and nothing is published meanwhile. One look is not enough.
+                let oldest = self
+                    .control
+                    .wal_position()
+                    .await?
+                    .oldest_transaction
+                    .map(|oldest| oldest.pid);
+                // The creation of a slot waits for open transactions, and nothing is published
+                // meanwhile. One look is not enough.
                 let before = held_by.replace(oldest);
                 let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
                 if !waits && can_have_slot(self.reader.client(), self.config).await? {
@@ -433,7 +618,8 @@ impl Work<'_> {
                     return Ok(Ended::Again);
                 }
             }
-            // Rows that the slot delivered are left out of the first scan only; later they are requested again.
+            // Rows that the slot delivered are left out of the first scan only; later they are
+            // requested again.
             self.reading.delivered.clear();
             if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;
@@ -478,7 +664,8 @@ impl Work<'_> {
         if self.reading.published.looked_at(files) {
             let verify = NextCommand::new("verify");
             tracing::warn!(event = "table_rewritten", slot = %self.config.source.slot,
-                "a table was rewritten: of rows that were copied into it just before, those whose transaction column has \
+                "a table was rewritten: of rows that were copied into it just before, those whose \
+                 transaction column has \
                  a published transaction are not published: `{verify}` finds them");
         }
         Ok(())
@@ -487,11 +674,19 @@ impl Work<'_> {
     fn log_poll(&self, why: &str) {
         let slot = &self.config.source.slot;
         tracing::info!(event = "polling", %slot, why, "reading the table instead of a slot");
-        self.facts.unlogged(self.config.outboxes.iter().filter_map(|outbox| outbox.source.table())).for_each(|table| {
-            tracing::warn!(event = "table_unlogged", %slot,
-                "table {table} is unlogged: a crash of the server empties it, and unpublished rows are lost: alter \
+        self.facts
+            .unlogged(
+                self.config
+                    .outboxes
+                    .iter()
+                    .filter_map(|outbox| outbox.source.table()),
+            )
+            .for_each(|table| {
+                tracing::warn!(event = "table_unlogged", %slot,
+                "table {table} is unlogged: a crash of the server empties it, and unpublished rows \
+                 are lost: alter \
                  table {table} set logged");
-        });
+            });
         if self.facts.slot.is_some() {
             tracing::warn!(event = "slot_unused", %slot,
                 "a slot of this name exists, and retains WAL that no relay reads: select \
@@ -510,39 +705,68 @@ impl Work<'_> {
         }
     }
 
-    /// Everything that `until` sees was read, and is published but for what was left out. The log was at `lsn`, and on disk
-    /// up to `flushed`, after it was taken. Without the scan of `xmin`, copied rows may be left that it sees.
-    async fn is_read(&mut self, until: Snapshot, lsn: Lsn, flushed: Option<Lsn>, scan: PollScan) -> Result<()> {
+    /// Everything that `until` sees was read, and is published but for what was left out. The log
+    /// was at `lsn`, and on disk up to `flushed`, after it was taken. Without the scan of `xmin`,
+    /// copied rows may be left that it sees.
+    async fn is_read(
+        &mut self,
+        until: Snapshot,
+        lsn: Lsn,
+        flushed: Option<Lsn>,
+        scan: PollScan,
+    ) -> Result<()> {
         self.reader.end().await?;
         let stored = &mut self.reading.stored;
         let before = stored.published.take();
-        let floor = match (stored.catch_up.take().map(|catch_up| catch_up.rows), &before) {
+        let floor = match (
+            stored.catch_up.take().map(|catch_up| catch_up.rows),
+            &before,
+        ) {
             // All of them were asked for, and all were read.
             (Some(Rows::All), _) | (Some(Rows::Unpublished), None) => None,
             (Some(Rows::Unpublished) | None, Some(before)) => before.floor.clone(),
             // Some were left out.
             (Some(Rows::None | Rows::Pending | Rows::Since(_)) | None, _) => Some(until.clone()),
         };
-        let (mut copies, mut older, mut savepoints) = (None, None, Vec::new());
+        let mut copies = None;
+        let mut older = None;
+        let mut savepoints = Vec::new();
         if let Some(before) = &before {
             match scan {
                 PollScan::Xmin => older = before.before(&until),
                 PollScan::Column => {
-                    (copies, older) = (Some(before.copies().clone()), before.before.clone());
+                    copies = Some(before.copies().clone());
+                    older = before.before.clone();
                     savepoints = self.reading.published.savepoints(&before.savepoints);
                 }
             }
         }
-        // Transactions that were known to be published and that `until` does not see yet are so still.
-        let also = before.into_iter().flat_map(|before| before.also).filter(|xid| !until.sees(*xid)).collect();
-        let pair = Pair { snapshot: until, lsn };
-        stored.published =
-            Some(Published { also, copies, before: older, savepoints, floor, flushed, ..Published::at(pair) });
+        // Transactions that were known to be published and that `until` does not see yet are so
+        // still.
+        let also = before
+            .into_iter()
+            .flat_map(|before| before.also)
+            .filter(|xid| !until.sees(*xid))
+            .collect();
+        let pair = Pair {
+            snapshot: until,
+            lsn,
+        };
+        stored.published = Some(Published {
+            also,
+            copies,
+            before: older,
+            savepoints,
+            floor,
+            flushed,
+            ..Published::at(pair)
+        });
         Ok(())
     }
 
-    /// Reads what is to be read of each table, and gives the number of rows; `None` where the relay was told to stop.
-    /// `resumed` is the snapshot this was begun with, where that is not the transaction's own.
+    /// Reads what is to be read of each table, and gives the number of rows; `None` where the relay
+    /// was told to stop. `resumed` is the snapshot this was begun with, where that is not the
+    /// transaction's own.
     async fn read(
         &mut self,
         lsn: Lsn,
@@ -552,7 +776,9 @@ impl Work<'_> {
     ) -> Result<Option<u64>> {
         let mut read = 0;
         for table @ OutboxTable { outbox, facts, .. } in &self.tables {
-            let Some(catch_up) = &mut self.reading.stored.catch_up else { continue };
+            let Some(catch_up) = &mut self.reading.stored.catch_up else {
+                continue;
+            };
             if facts.oid < catch_up.table_oid {
                 continue;
             }
@@ -561,10 +787,14 @@ impl Work<'_> {
             let order = facts.ordered_by();
             let same = facts.oid == catch_up.table_oid && order == catch_up.order;
             let after = catch_up.after.take_if(|_| same && !decides);
-            (catch_up.table_oid, catch_up.order, catch_up.after) = (facts.oid, order, after.clone());
+            catch_up.table_oid = facts.oid;
+            catch_up.order = order;
+            catch_up.after = after.clone();
             let rows_wanted = catch_up.rows.clone();
             let known = self.reading.stored.published.clone();
-            let Some(mut which) = which(&rows_wanted, known.as_ref(), outbox) else { continue };
+            let Some(mut which) = which(&rows_wanted, known.as_ref(), outbox) else {
+                continue;
+            };
             let mut published = None;
             if let Which::Unpublished { copies, .. } = &mut which {
                 copies.take_if(|_| scan == PollScan::Column);
@@ -573,7 +803,12 @@ impl Work<'_> {
                 }
                 published = known.as_ref();
             }
-            let selection = Selection { which, until: resumed, after: after.as_ref(), limit: None };
+            let selection = Selection {
+                which,
+                until: resumed,
+                after: after.as_ref(),
+                limit: None,
+            };
             let total = match counted {
                 true => {
                     let sql = count(facts, outbox, &selection)?;
@@ -587,12 +822,23 @@ impl Work<'_> {
                 false => None,
             };
             if let Some(total) = total {
-                let (slot, table) = (&self.config.source.slot, &facts.name);
-                tracing::info!(event = "reading_table", %slot, %table, rows = total, "reading the table");
+                let slot = &self.config.source.slot;
+                let table = &facts.name;
+                tracing::info!(event = "reading_table", %slot, %table, rows = total, "reading the \
+                    table");
             }
             let sql = rows(facts, outbox, &selection)?;
-            let query = Query { sql: &sql, total, table, lsn, via: Via::Table, published };
-            let Some(sent) = self.reading.table(&self.reader, &query).await? else { return Ok(None) };
+            let query = Query {
+                sql: &sql,
+                total,
+                table,
+                lsn,
+                via: Via::Table,
+                published,
+            };
+            let Some(sent) = self.reading.table(&self.reader, &query).await? else {
+                return Ok(None);
+            };
             read += sent;
         }
         Ok(Some(read))
@@ -600,7 +846,12 @@ impl Work<'_> {
 }
 
 async fn begin(reader: &Reader, tables: &[OutboxTable<'_>], adopt: Option<&str>) -> Result<Began> {
-    reader.begin(adopt, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await
+    reader
+        .begin(
+            adopt,
+            &tables.iter().map(|table| &table.facts).collect::<Vec<_>>(),
+        )
+        .await
 }
 
 fn named(rows: &Rows) -> String {
@@ -628,26 +879,48 @@ struct Waits {
 
 async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
     let act = While::Querying("asking what the slot waits for");
-    let rows = observer.query_typed(WAITS, &[(&pid, Type::INT4)]).await.map_err(|error| fault::sql(act, &error))?;
+    let rows = observer
+        .query_typed(WAITS, &[(&pid, Type::INT4)])
+        .await
+        .map_err(|error| fault::sql(act, &error))?;
     let mut oldest = None;
     let told = rows.iter().map(|row| {
-        let text = |column: &str| row.try_get::<_, Option<String>>(column).ok().flatten().unwrap_or_default();
+        let text = |column: &str| {
+            row.try_get::<_, Option<String>>(column)
+                .ok()
+                .flatten()
+                .unwrap_or_default()
+        };
         let pid = row.try_get::<_, i32>("pid").unwrap_or_default();
         let open_seconds = row.try_get::<_, Option<i64>>("age_seconds").ok().flatten();
         let is_prepared = !text("prepared").is_empty();
         let application = Some(text("application"));
-        oldest.get_or_insert(OldTransaction { pid: (!is_prepared).then_some(pid), open_seconds, application });
+        oldest.get_or_insert(OldTransaction {
+            pid: (!is_prepared).then_some(pid),
+            open_seconds,
+            application,
+        });
         if is_prepared {
             return format!("prepared transactions {}", text("prepared"));
         }
-        let age = open_seconds.map_or("for an unknown time".to_owned(), |age| format!("for {age} s"));
-        format!("pid {pid} ({} as {}), open {age}", text("application"), text("role"))
+        let age = open_seconds.map_or("for an unknown time".to_owned(), |age| {
+            format!("for {age} s")
+        });
+        format!(
+            "pid {pid} ({} as {}), open {age}",
+            text("application"),
+            text("role")
+        )
     });
     let text = told.collect::<Vec<_>>().join("; ");
-    Ok(Waits { text, oldest: oldest.unwrap_or_default() })
+    Ok(Waits {
+        text,
+        oldest: oldest.unwrap_or_default(),
+    })
 }
 
-/// When to compare `xmin` again after a scan that took this long: that stays a small part of the time.
+/// When to compare `xmin` again after a scan that took this long: that stays a small part of the
+/// time.
 fn next_xmin_scan(began: Instant, took: Duration) -> Instant {
     began + took.saturating_mul(XMIN_SHARE).max(XMIN_INTERVAL)
 }
@@ -657,9 +930,14 @@ async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Resu
     let server = preflight::server(client).await?;
     let sql = "select pg_catalog.count(*) from pg_catalog.pg_publication where pubname = $1";
     let act = While::Querying("looking for the publication");
-    let row = client.query_typed(sql, &[(&config.source.publication, Type::TEXT)]).await;
+    let row = client
+        .query_typed(sql, &[(&config.source.publication, Type::TEXT)])
+        .await;
     let row = row.map_err(|error| fault::sql(act, &error))?;
-    let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
+    let is_published = row
+        .first()
+        .and_then(|row| row.try_get::<_, i64>(0).ok())
+        .is_some_and(|count| count > 0);
     Ok(is_published && preflight::judge_server(&server).is_ok())
 }
 

@@ -1,4 +1,5 @@
-//! The loop of one scan of a table: rows are routed, enqueued, acked and written back, and progress is stored.
+//! The loop of one scan of a table: rows are routed, enqueued, acked and written back, and progress
+//! is stored.
 //!
 //! Beside what [`SharedLoop`] waits for, and after it: the next row, while there is room (P4).
 
@@ -12,7 +13,9 @@ use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::published_versions::{PollScan, PublishedVersions};
-use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due};
+use crate::relay::shared_loop::{
+    Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due,
+};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::sink::AnySink;
@@ -132,17 +135,34 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Publishes the rows of `query`, and gives how many they are; none where the relay was told to stop.
+    /// Publishes the rows of `query`, and gives how many they are; none where the relay was told to
+    /// stop.
     ///
-    /// When it returns well, all are acked, and marked where rows are. Progress is stored where something is caught up with.
-    /// Errors: of sessions, producer and store; a row that cannot be routed or produced. Progress is stored where
-    /// possible.
-    pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Option<u64>> {
-        let Query { sql, table: OutboxTable { facts, outbox, .. }, lsn, .. } = *query;
-        let polled = Polled::new(outbox, facts.columns.clone())
-            .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
+    /// When it returns well, all are acked, and marked where rows are. Progress is stored where
+    /// something is caught up with. Errors: of sessions, producer and store; a row that cannot be
+    /// routed or produced. Progress is stored where possible.
+    pub(super) async fn table(
+        &mut self,
+        reader: &Reader,
+        query: &Query<'_>,
+    ) -> Result<Option<u64>> {
+        let Query {
+            sql,
+            table: OutboxTable { facts, outbox, .. },
+            lsn,
+            ..
+        } = *query;
+        let polled = Polled::new(outbox, facts.columns.clone()).map_err(|column| {
+            Error::new(
+                Kind::Publication,
+                format!("table {} has no column {column}", facts.name),
+            )
+        })?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
-        self.publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
+        self.publisher
+            .ledger
+            .begin(commit_lsn)
+            .map_err(contradiction)?;
         let began = Instant::now();
         let mut scan = Scan {
             query: *query,
@@ -177,8 +197,16 @@ impl<'a> TableLoop<'a> {
         }
         if let Ok(Some(_)) = read {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
-            self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
-            self.shared.process.telemetry.metrics.table_scan_seconds.observe(began.elapsed().as_secs_f64());
+            self.publisher
+                .ledger
+                .commit(commit_lsn, end_lsn)
+                .map_err(contradiction)?;
+            self.shared
+                .process
+                .telemetry
+                .metrics
+                .table_scan_seconds
+                .observe(began.elapsed().as_secs_f64());
         }
         self.report(Instant::now());
         read
@@ -188,7 +216,8 @@ impl<'a> TableLoop<'a> {
         loop {
             self.publisher.retry_pending()?;
             let now = Instant::now();
-            self.shared.begin_write_back(&mut self.publisher, WRITE_BACK_ROWS);
+            self.shared
+                .begin_write_back(&mut self.publisher, WRITE_BACK_ROWS);
             self.advance(scan);
             if self.shared.next_report <= now {
                 self.report(now);
@@ -197,8 +226,14 @@ impl<'a> TableLoop<'a> {
                 self.log_progress(scan, now);
             }
             let write_backs = &self.publisher.write_backs;
-            let drained = self.publisher.is_drained() && (write_backs.is_empty() || write_backs.refused);
-            if self.shared.leaving.take_if(|leaving| drained || leaving.until <= now).is_some() {
+            let drained =
+                self.publisher.is_drained() && (write_backs.is_empty() || write_backs.refused);
+            if self
+                .shared
+                .leaving
+                .take_if(|leaving| drained || leaving.until <= now)
+                .is_some()
+            {
                 self.save_to_last(scan).await?;
                 return if drained { Ok(None) } else { Err(self.late()) };
             }
@@ -208,7 +243,10 @@ impl<'a> TableLoop<'a> {
             if self.is_full(scan, now) {
                 // The stored position is that after the last row in the transaction.
                 self.save_to_last(scan).await?;
-            } else if !self.publisher.transaction.is_used() && self.next_store <= now && scan.sent > 0 {
+            } else if !self.publisher.transaction.is_used()
+                && self.next_store <= now
+                && scan.sent > 0
+            {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
@@ -224,10 +262,17 @@ impl<'a> TableLoop<'a> {
         let room = !scan.ended && leave.is_none() && self.publisher.has_room();
         let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
         let store = match self.publisher.transaction.is_used() {
-            true => self.publisher.transaction.wake_at(false).map(|since| self.shared.epoch + since),
+            true => self
+                .publisher
+                .transaction
+                .wake_at(false)
+                .map(|since| self.shared.epoch + since),
             false => (scan.sent > 0).then_some(self.next_store),
         };
-        let wake = [retry, leave, store].into_iter().flatten().fold(self.shared.next_report, Instant::min);
+        let wake = [retry, leave, store]
+            .into_iter()
+            .flatten()
+            .fold(self.shared.next_report, Instant::min);
         tokio::select! {
             biased;
             // Parked events are retried between two scans: see `retry_parked`.
@@ -238,7 +283,8 @@ impl<'a> TableLoop<'a> {
 
     /// Takes `row`, and others that are ready.
     async fn take_rows(&mut self, scan: &mut Scan<'_>, row: Option<PolledRow>) -> Result<()> {
-        let (mut next, mut left) = (Some(row), ROWS_PER_TURN);
+        let mut next = Some(row);
+        let mut left = ROWS_PER_TURN;
         while let Some(row) = next.take() {
             let Some(row) = row else {
                 scan.ended = true;
@@ -255,8 +301,14 @@ impl<'a> TableLoop<'a> {
     }
 
     fn take(&mut self, scan: &mut Scan<'_>, row: &PolledRow) -> Result<()> {
-        let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.query.via };
-        let event = scan.polled.event(place, scan.query.table.number, row.values());
+        let place = Place {
+            commit_lsn: scan.commit_lsn,
+            index: scan.sent,
+            via: scan.query.via,
+        };
+        let event = scan
+            .polled
+            .event(place, scan.query.table.number, row.values());
         let mut event = match event {
             Ok(event) => event,
             Err((column, fault)) => return Err(self.unfit(scan, column, fault)),
@@ -264,14 +316,24 @@ impl<'a> TableLoop<'a> {
         scan.read += 1;
         failpoint::reached("read");
         // Without a row key, another row could be taken for this one.
-        if !self.delivered.is_empty() && event.row.has_key() && self.delivered.contains(&event.row_id()) {
+        if !self.delivered.is_empty()
+            && event.row.has_key()
+            && self.delivered.contains(&event.row_id())
+        {
             return Ok(());
         }
-        if let Some(version) = row.version().filter(|_| !scan.query.table.outbox.upkeep.says_for_itself()) {
+        if let Some(version) = row
+            .version()
+            .filter(|_| !scan.query.table.outbox.upkeep.says_for_itself())
+        {
             if !self.published.is_new(version) {
                 return Ok(());
             }
-            if scan.query.published.is_some_and(|published| published.has(version.xid)) {
+            if scan
+                .query
+                .published
+                .is_some_and(|published| published.has(version.xid))
+            {
                 if self.published.is_rewritten(version) {
                     return Ok(());
                 }
@@ -292,41 +354,66 @@ impl<'a> TableLoop<'a> {
 
     fn log_progress(&self, scan: &mut Scan<'_>, now: Instant) {
         scan.next_progress_log = now + TELL_INTERVAL;
-        let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
-        let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.query.table.facts.name, scan.read);
-        tracing::info!(event = "reading_table", %slot, %table, rows, acked, of = scan.query.total, "reading the table");
+        let acked = scan
+            .sent
+            .saturating_sub(self.publisher.ledger.in_flight_events() as u64);
+        let slot = &self.shared.process.config.source.slot;
+        let table = &scan.query.table.facts.name;
+        let rows = scan.read;
+        tracing::info!(event = "reading_table", %slot, %table, rows, acked, of = scan.query.total,
+            "reading the table");
     }
 
-    /// A poller begins a scan, which finds no row by an `xmin` below that of the last scan that compared all of them.
+    /// A poller begins a scan, which finds no row by an `xmin` below that of the last scan that
+    /// compared all of them.
     pub(super) fn begin_poll(&mut self, scan: PollScan) {
-        let oldest = self.stored.published.as_ref().map(|published| published.copies().xmin());
+        let oldest = self
+            .stored
+            .published
+            .as_ref()
+            .map(|published| published.copies().xmin());
         self.published.begin(scan, oldest.unwrap_or_default());
     }
 
     pub(super) fn report(&mut self, now: Instant) {
-        self.shared.report(&mut self.publisher, Streamed::default(), now);
+        self.shared
+            .report(&mut self.publisher, Streamed::default(), now);
     }
 
     fn late(&self) -> Error {
-        let (left, slot) = (self.publisher.ledger.in_flight_events(), &self.shared.process.config.source.slot);
+        let left = self.publisher.ledger.in_flight_events();
+        let slot = &self.shared.process.config.source.slot;
         let cause = format!("stopped with {left} rows of slot {slot} not acked");
-        Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
+        Error::new(Kind::ShutdownTimeout, cause)
+            .remedy("nothing is lost: they are read again at the next start")
     }
 
     fn unfit(&self, scan: &Scan<'_>, column: usize, fault: Fault) -> Error {
-        let (slot, row, table) = (&self.shared.process.config.source.slot, scan.read, &scan.query.table.facts.name);
+        let slot = &self.shared.process.config.source.slot;
+        let row = scan.read;
+        let table = &scan.query.table.facts.name;
         let name = scan.query.table.outbox.columns.get(column);
         let name = name.map(|name| quoted(name)).unwrap_or_default();
-        let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
-        let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
-        Error::new(Kind::Event, cause)
-            .remedy(format!("correct the row in the table{which}, or delete it, and start the relay again"))
+        let cause = format!(
+            "slot {slot}: row {row} of those read from table {table}: column {name} {fault}"
+        );
+        let which = if fault == Fault::Null {
+            format!(" (where {name} is null)")
+        } else {
+            String::new()
+        };
+        Error::new(Kind::Event, cause).remedy(format!(
+            "correct the row in the table{which}, or delete it, and start the relay again"
+        ))
     }
 
     /// Whether rows are to be committed now: enough for a transaction, and all of them acked.
     fn is_full(&mut self, scan: &Scan<'_>, now: Instant) -> bool {
-        // More rows are on their way until the last was read, and what the last one says of all is stored with it.
-        self.publisher.transaction.look(false, true, now - self.shared.epoch);
+        // More rows are on their way until the last was read, and what the last one says of all is
+        // stored with it.
+        self.publisher
+            .transaction
+            .look(false, true, now - self.shared.epoch);
         !scan.ended && self.publisher.is_drained() && self.publisher.transaction.is_due(false)
     }
 
@@ -337,9 +424,14 @@ impl<'a> TableLoop<'a> {
 
     /// Notes the last checkpoint up to `position`.
     fn advance_to(&mut self, position: Position, scan: &mut Scan<'_>) {
-        let Some(catch_up) = &mut self.stored.catch_up else { return };
+        let Some(catch_up) = &mut self.stored.catch_up else {
+            return;
+        };
         let count = position.delivered_of(scan.commit_lsn);
-        while scan.checkpoints.front().is_some_and(|(number, _)| *number <= count)
+        while scan
+            .checkpoints
+            .front()
+            .is_some_and(|(number, _)| *number <= count)
             && let Some((_, key)) = scan.checkpoints.pop_front()
         {
             catch_up.after = Some(key);
@@ -360,12 +452,13 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Writes back what an earlier session left: before that, its rows would be read as pending. Says whether it is done;
-    /// else the relay was told to stop.
+    /// Writes back what an earlier session left: before that, its rows would be read as pending.
+    /// Says whether it is done; else the relay was told to stop.
     pub(super) async fn write_left(&mut self) -> Result<bool> {
         while !self.publisher.write_backs.is_empty() {
             let now = Instant::now();
-            self.shared.begin_write_back(&mut self.publisher, WRITE_BACK_ROWS);
+            self.shared
+                .begin_write_back(&mut self.publisher, WRITE_BACK_ROWS);
             if self.shared.next_report <= now {
                 self.report(now);
             }
@@ -373,8 +466,13 @@ impl<'a> TableLoop<'a> {
             if leave.is_some_and(|until| until <= now) || self.publisher.write_backs.refused {
                 return Ok(false);
             }
-            let wake = leave.map_or(self.shared.next_report, |until| until.min(self.shared.next_report));
-            let input = self.shared.next(&mut self.publisher, wake, true, false).await;
+            let wake = leave.map_or(self.shared.next_report, |until| {
+                until.min(self.shared.next_report)
+            });
+            let input = self
+                .shared
+                .next(&mut self.publisher, wake, true, false)
+                .await;
             self.shared.handle(input, &mut self.publisher)?;
         }
         Ok(self.shared.leaving.is_none())
@@ -392,7 +490,8 @@ impl<'a> TableLoop<'a> {
             return Ok(());
         }
         if self.publisher.transaction.is_used() && !self.publisher.is_drained() {
-            let what = "rows of a transaction of the bus are not acked; aborting it, and reading them again";
+            let what = "rows of a transaction of the bus are not acked; aborting it, and reading \
+                        them again";
             return Err(Error::new(Kind::BusUnreachable, what));
         }
         self.publisher.batches.seal();
@@ -403,32 +502,46 @@ impl<'a> TableLoop<'a> {
             () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.shutdown.timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.shared.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
-                    .remedy("nothing is lost: rows after the stored progress are read at the next start"));
+                    .remedy("nothing is lost: rows after the stored progress are read at the next \
+                             start"));
             }
         }
         self.shared.stored(&mut self.publisher);
         self.kept = Some(self.stored.clone());
         self.publisher.batches.stored();
         if let Some(events) = self.publisher.committed() {
-            self.shared.process.telemetry.metrics.transaction(events, self.store.took);
+            self.shared
+                .process
+                .telemetry
+                .metrics
+                .transaction(events, self.store.took);
         }
         Ok(())
     }
 
-    /// Counts a transaction of the bus that is open when nothing more is read: it is never committed.
+    /// Counts a transaction of the bus that is open when nothing more is read: it is never
+    /// committed.
     pub(super) fn count_given_up(&self) {
         if self.publisher.transaction.is_open() {
-            self.shared.process.telemetry.metrics.given_up_transactions.inc();
+            self.shared
+                .process
+                .telemetry
+                .metrics
+                .given_up_transactions
+                .inc();
         }
     }
 
-    /// Takes in results of retries of parked events, and begins those that are due. Between two scans: a row that was read as
-    /// pending before it was marked must not be published again.
+    /// Takes in results of retries of parked events, and begins those that are due. Between two
+    /// scans: a row that was read as pending before it was marked must not be published again.
     pub(super) async fn retry_parked(&mut self) -> Result<()> {
         while let Some(report) = at_once(self.shared.retrying.next()).await {
-            self.shared.handle(SharedInput::Retried(report), &mut self.publisher)?;
+            self.shared
+                .handle(SharedInput::Retried(report), &mut self.publisher)?;
         }
-        self.shared.retrying.begin_due(&mut self.publisher, Instant::now());
+        self.shared
+            .retrying
+            .begin_due(&mut self.publisher, Instant::now());
         Ok(())
     }
 
@@ -437,7 +550,8 @@ impl<'a> TableLoop<'a> {
         self.publisher.parking.is_any() && self.store.known.stored.borrow().is_none()
     }
 
-    /// Waits for retries of parked events that are under way, as long as no other relay may retry them.
+    /// Waits for retries of parked events that are under way, as long as no other relay may retry
+    /// them.
     pub(super) async fn finish_retries(&mut self) -> Result<()> {
         let asked = self.shared.process.stop.asked();
         if asked == Stop::Now {

@@ -1,9 +1,10 @@
 //! Publishes rows of the outbox once more, on request.
 //!
-//! [`RowFilter`] becomes a condition that Postgres has checked. [`Replay::survey`] reads and routes every row and sends
-//! none; [`Replay::publish`] sends the same rows. Both read in one transaction, so that exactly the confirmed rows are
-//! sent. Nothing in the database changes, no position is stored and no lease is taken, so a relay can run meanwhile. A
-//! replayed event therefore arrives after newer ones of its aggregate. It has the header
+//! [`RowFilter`] becomes a condition that Postgres has checked. [`Replay::survey`] reads and routes
+//! every row and sends none; [`Replay::publish`] sends the same rows. Both read in one transaction,
+//! so that exactly the confirmed rows are sent. Nothing in the database changes, no position is
+//! stored and no lease is taken, so a relay can run meanwhile. A replayed event therefore arrives
+//! after newer ones of its aggregate. It has the header
 //! [`REPLAY_HEADER`](walrelay_core::route::REPLAY_HEADER).
 
 mod filter;
@@ -20,7 +21,9 @@ use tokio_postgres::Client;
 pub(crate) use self::filter::RowFilter;
 use crate::config::{Config, SourceConfig};
 use crate::poll::select::{extent, rows};
-use crate::poll::{NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, Which, table_facts};
+use crate::poll::{
+    NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, Which, table_facts,
+};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
@@ -57,16 +60,31 @@ impl Table<'_> {
     fn polled(&self) -> Result<Polled> {
         let columns = self.facts.columns.clone();
         Polled::new(self.outbox, columns).map_err(|column| {
-            Error::new(Kind::Publication, format!("table {} has no column {column}", self.facts.name))
+            Error::new(
+                Kind::Publication,
+                format!("table {} has no column {column}", self.facts.name),
+            )
         })
     }
 
     /// The event of a row, or the fault of the row.
-    fn event<'a>(&self, polled: &'a mut Polled, place: Place, row: &PolledRow) -> Result<Event<'a>, String> {
-        polled.event(place, self.number, row.values()).map_err(|(column, fault)| {
-            let column = self.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
-            format!("column {column} {fault}")
-        })
+    fn event<'a>(
+        &self,
+        polled: &'a mut Polled,
+        place: Place,
+        row: &PolledRow,
+    ) -> Result<Event<'a>, String> {
+        polled
+            .event(place, self.number, row.values())
+            .map_err(|(column, fault)| {
+                let column = self
+                    .outbox
+                    .columns
+                    .get(column)
+                    .map(String::as_str)
+                    .unwrap_or_default();
+                format!("column {column} {fault}")
+            })
     }
 }
 
@@ -115,8 +133,11 @@ pub(crate) struct Unroutable {
 
 impl Survey {
     pub(crate) fn topics(&self) -> Vec<&str> {
-        let mut topics: Vec<&str> =
-            self.tables.iter().flat_map(|found| found.topics.keys().map(String::as_str)).collect();
+        let mut topics: Vec<&str> = self
+            .tables
+            .iter()
+            .flat_map(|found| found.topics.keys().map(String::as_str))
+            .collect();
         topics.sort_unstable();
         topics.dedup();
         topics
@@ -125,17 +146,24 @@ impl Survey {
     fn unroutable(&mut self, outbox: &str, id: &str, why: String) {
         self.unroutable += 1;
         if self.unroutable_rows.len() < EXAMPLES_MAX {
-            self.unroutable_rows.push(Unroutable { outbox: outbox.to_owned(), id: id.to_owned(), why });
+            self.unroutable_rows.push(Unroutable {
+                outbox: outbox.to_owned(),
+                id: id.to_owned(),
+                why,
+            });
         }
     }
 }
 
 fn orderless(table: &str, count: u64) -> Error {
     let cause = format!(
-        "{count} rows of table {table} are asked for, and nothing tells the order of an aggregate's events: it has no \
+        "{count} rows of table {table} are asked for, and nothing tells the order of an \
+         aggregate's events: it has no \
          identity or serial column"
     );
-    Error::new(Kind::Config, cause).remedy(format!("{NEEDS_ORDER}; or replay one row at a time with --id"))
+    Error::new(Kind::Config, cause).remedy(format!(
+        "{NEEDS_ORDER}; or replay one row at a time with --id"
+    ))
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -160,7 +188,8 @@ pub(crate) enum SendEnd {
     Stopped,
 }
 
-/// The turns of a loop that sends records and takes acks: each ends with a stop, a report, or the time to offer a record again.
+/// The turns of a loop that sends records and takes acks: each ends with a stop, a report, or the
+/// time to offer a record again.
 pub(crate) struct Turns {
     stop: StopSignal,
     /// The time limit for records in flight after a stop.
@@ -172,12 +201,18 @@ pub(crate) struct Turns {
 
 impl Turns {
     pub(crate) fn new(stop: StopSignal, grace: Duration) -> Turns {
-        Turns { stop, grace, leaving: None, next_tell: Instant::now() + TELL_INTERVAL }
+        Turns {
+            stop,
+            grace,
+            leaving: None,
+            next_tell: Instant::now() + TELL_INTERVAL,
+        }
     }
 
     /// Whether the loop has to end: the deadline has passed, or nothing is in flight (`idle`).
     pub(crate) fn has_to_leave(&self, idle: bool) -> bool {
-        self.leaving.is_some_and(|until| idle || until <= Instant::now())
+        self.leaving
+            .is_some_and(|until| idle || until <= Instant::now())
     }
 
     /// Whether the loop ends at once, without an orderly end.
@@ -194,11 +229,19 @@ impl Turns {
         is_time
     }
 
-    /// Waits for the next turn. With `retry`, a record is to be offered to a full producer again. Safe to cancel.
+    /// Waits for the next turn. With `retry`, a record is to be offered to a full producer again.
+    /// Safe to cancel.
     pub(crate) async fn next(&mut self, retry: bool) {
         let retry = retry.then(|| Instant::now() + RETRY_INTERVAL);
-        let wake = [retry, self.leaving].into_iter().flatten().fold(self.next_tell, Instant::min);
-        let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
+        let wake = [retry, self.leaving]
+            .into_iter()
+            .flatten()
+            .fold(self.next_tell, Instant::min);
+        let asked = if self.leaving.is_some() {
+            Stop::Now
+        } else {
+            Stop::Drain
+        };
         tokio::select! {
             biased;
             () = self.stop.at_least(asked) => {
@@ -211,19 +254,30 @@ impl Turns {
 }
 
 impl<'c> Replay<'c> {
-    /// Reads the facts of the tables of `config`, has Postgres check `wanted`, and begins the transaction for all rows.
-    /// From here on the server refuses changes by the session of `reader`.
-    /// Errors: [`Kind::Config`], with the flag, for a condition that does not fit a table, and where no outbox is a
-    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`] and of the session.
-    pub(crate) async fn open(config: &'c Config, reader: Reader, wanted: &RowFilter) -> Result<Replay<'c>> {
+    /// Reads the facts of the tables of `config`, has Postgres check `wanted`, and begins the
+    /// transaction for all rows. From here on the server refuses changes by the session of
+    /// `reader`. Errors: [`Kind::Config`], with the flag, for a condition that does not fit a
+    /// table, and where no outbox is a table; [`Kind::PostgresRefused`] where the role may not read
+    /// a table; those of [`table_facts`] and of the session.
+    pub(crate) async fn open(
+        config: &'c Config,
+        reader: Reader,
+        wanted: &RowFilter,
+    ) -> Result<Replay<'c>> {
         let client = reader.client();
-        let unchanged = client.batch_execute("set default_transaction_read_only = on").await;
+        let unchanged = client
+            .batch_execute("set default_transaction_read_only = on")
+            .await;
         unchanged.map_err(|error| fault::sql(While::Querying("preparing to read"), &error))?;
         let origin = origin(client, config).await?;
-        let (mut tables, mut notes) = (Vec::new(), Vec::new());
+        let mut tables = Vec::new();
+        let mut notes = Vec::new();
         for (number, outbox) in config.outboxes.iter().enumerate() {
             if outbox.source.table().is_none() {
-                notes.push(format!("{} leave no rows behind, and none are replayed", outbox.source));
+                notes.push(format!(
+                    "{} leave no rows behind, and none are replayed",
+                    outbox.source
+                ));
                 continue;
             }
             let mut facts = table_facts(client, outbox).await?;
@@ -233,47 +287,86 @@ impl<'c> Replay<'c> {
                 return Err(unreadable(&facts, &config.source));
             }
             let condition = wanted.condition(client, &facts, outbox, &mut notes).await?;
-            tables.push(Table { number, outbox, facts, condition });
+            tables.push(Table {
+                number,
+                outbox,
+                facts,
+                condition,
+            });
         }
         if tables.is_empty() {
             let cause = "all outboxes are messages, which leave no row behind to be replayed";
             return Err(Error::new(Kind::Config, cause).remedy("replay an outbox that is a table"));
         }
-        let lsn = reader.begin(None, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await?.wal_end;
+        let lsn = reader
+            .begin(
+                None,
+                &tables.iter().map(|table| &table.facts).collect::<Vec<_>>(),
+            )
+            .await?
+            .wal_end;
         notes.extend(notes_of_parked(&reader, &config.source.slot, &tables).await?);
-        Ok(Replay { config, reader, tables, origin, lsn, total: 0, notes })
+        Ok(Replay {
+            config,
+            reader,
+            tables,
+            origin,
+            lsn,
+            total: 0,
+            notes,
+        })
     }
 
     pub(crate) fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Reads and routes all rows. Calls `say` for each row with the table, the number of rows so far, and their total.
+    /// Reads and routes all rows. Calls `say` for each row with the table, the number of rows so
+    /// far, and their total.
     ///
     /// Holds one row, and a count for each topic.
     /// Errors: [`Kind::Config`] for several rows of a table without an order; those of the session.
     pub(crate) async fn survey(&mut self, say: &mut dyn FnMut(&str, u64, u64)) -> Result<Survey> {
         let mut survey = Survey::default();
         for table in &self.tables {
-            let (facts, outbox) = (&table.facts, table.outbox);
+            let facts = &table.facts;
+            let outbox = table.outbox;
             let selection = Selection::of(Which::Where(&table.condition));
-            let (count, from, to) = self.reader.extent(&extent(facts, outbox, &selection)?).await?;
+            let (count, from, to) = self
+                .reader
+                .extent(&extent(facts, outbox, &selection)?)
+                .await?;
             let order = facts.order.as_ref().map(|order| order.sql.clone());
             let name = facts.name.to_string();
-            let mut found = FoundRows { outbox: name.clone(), rows: count, order, from, to, ..FoundRows::default() };
+            let mut found = FoundRows {
+                outbox: name.clone(),
+                rows: count,
+                order,
+                from,
+                to,
+                ..FoundRows::default()
+            };
             if count > 1 && found.order.is_none() {
                 return Err(orderless(&name, count));
             }
             if count > 0 {
                 let mut rows = self.reader.rows(&rows(facts, outbox, &selection)?).await?;
-                let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-                let (mut polled, mut read) = (table.polled()?, 0);
+                let mut router =
+                    Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+                let mut polled = table.polled()?;
+                let mut read = 0;
                 while let Some(row) = rows.next().await? {
                     read += 1;
                     let id = row.id().to_owned();
-                    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Replay };
+                    let place = Place {
+                        commit_lsn: Lsn::ZERO,
+                        index: 0,
+                        via: Via::Replay,
+                    };
                     let topic = table.event(&mut polled, place, &row).and_then(|event| {
-                        let routed = router.route(&event).map_err(|error| error.problem.to_string())?;
+                        let routed = router
+                            .route(&event)
+                            .map_err(|error| error.problem.to_string())?;
                         Ok(routed.with_record(|record| record.topic.to_owned()))
                     });
                     match topic {
@@ -292,13 +385,14 @@ impl<'c> Replay<'c> {
         Ok(survey)
     }
 
-    /// Publishes the rows that [`Replay::survey`] found, and waits until all are acked. Returns the progress also with
-    /// an error. Calls `say` about once a second with the progress, the total, and whether the bus answers.
+    /// Publishes the rows that [`Replay::survey`] found, and waits until all are acked. Returns the
+    /// progress also with an error. Calls `say` about once a second with the progress, the total,
+    /// and whether the bus answers.
     ///
-    /// Memory holds the records in flight (`sink.max_in_flight_bytes`) and the rows that [`Reader::rows`] names. A
-    /// stop takes no more rows, and waits for acks at most for `shutdown.timeout`; a second stop ends at once.
-    /// Errors: those of session and producer; a row that cannot be produced. No later row is taken; those in flight may
-    /// be published.
+    /// Memory holds the records in flight (`sink.max_in_flight_bytes`) and the rows that
+    /// [`Reader::rows`] names. A stop takes no more rows, and waits for acks at most for
+    /// `shutdown.timeout`; a second stop ends at once. Errors: those of session and producer; a row
+    /// that cannot be produced. No later row is taken; those in flight may be published.
     pub(crate) async fn publish(
         &mut self,
         sink: AnySink,
@@ -307,17 +401,29 @@ impl<'c> Replay<'c> {
     ) -> (ReplayProgress, Result<SendEnd>) {
         let config = self.config;
         // The rows are not written to.
-        let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
+        let untouched = |outbox: &OutboxConfig| OutboxConfig {
+            upkeep: Upkeep::default(),
+            ..outbox.clone()
+        };
         // The command itself reports a row that cannot be delivered.
-        let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
-        let setup = Setup { outboxes, delivery, ..setup_of(config) };
+        let outboxes = config.outboxes.iter().map(untouched).collect();
+        let delivery = DeliveryConfig::default();
+        let setup = Setup {
+            outboxes,
+            delivery,
+            ..setup_of(config)
+        };
         let producer = sink.handle();
         // For the ledger, all rows are one transaction that never ends: nothing is to be confirmed.
-        let publisher = Publisher::new(&setup, Position::default(), sink).and_then(|mut publisher| {
-            publisher.set_origin(&self.origin.0, self.origin.1);
-            publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error))?;
-            Ok(publisher)
-        });
+        let publisher =
+            Publisher::new(&setup, Position::default(), sink).and_then(|mut publisher| {
+                publisher.set_origin(&self.origin.0, self.origin.1);
+                publisher
+                    .ledger
+                    .begin(self.lsn)
+                    .map_err(|error| Error::new(Kind::Bug, error))?;
+                Ok(publisher)
+            });
         let publisher = match publisher {
             Ok(publisher) => publisher,
             Err(error) => return (ReplayProgress::default(), Err(error)),
@@ -333,7 +439,10 @@ impl<'c> Replay<'c> {
             unusable: Box::pin(async move { producer.unusable().await }),
         };
         let ended = publishing.all(&self.reader, say).await;
-        if ended.as_ref().is_err_and(|error| error.kind() != Kind::BusUnreachable) {
+        if ended
+            .as_ref()
+            .is_err_and(|error| error.kind() != Kind::BusUnreachable)
+        {
             let until = Instant::now() + DRAIN_TIMEOUT;
             drop(drain(&mut publishing.publisher, until, &mut publishing.turns.stop).await);
         }
@@ -365,10 +474,16 @@ struct Publishing<'r> {
 }
 
 impl Publishing<'_> {
-    async fn all(&mut self, reader: &Reader, say: &mut dyn FnMut(&ReplayProgress, u64, bool)) -> Result<SendEnd> {
+    async fn all(
+        &mut self,
+        reader: &Reader,
+        say: &mut dyn FnMut(&ReplayProgress, u64, bool),
+    ) -> Result<SendEnd> {
         for (at, table) in self.tables.iter().enumerate() {
             let selection = Selection::of(Which::Where(&table.condition));
-            let rows = reader.rows(&rows(&table.facts, table.outbox, &selection)?).await?;
+            let rows = reader
+                .rows(&rows(&table.facts, table.outbox, &selection)?)
+                .await?;
             if self.table(at, rows, &mut table.polled()?, say).await? == SendEnd::Stopped {
                 return Ok(SendEnd::Stopped);
             }
@@ -413,38 +528,66 @@ impl Publishing<'_> {
     }
 
     fn take(&mut self, at: usize, row: &PolledRow, polled: &mut Polled) -> Result<()> {
-        let Some(table) = self.tables.get(at) else { return Ok(()) };
-        let (number, id) = (self.published.taken, row.id().to_owned());
-        let place = Place { commit_lsn: self.lsn, index: number, via: Via::Replay };
-        let mut event = table
-            .event(polled, place, row)
-            .map_err(|fault| Error::new(Kind::Event, format!("a row of table {}: {fault}", table.facts.name)))?;
+        let Some(table) = self.tables.get(at) else {
+            return Ok(());
+        };
+        let number = self.published.taken;
+        let id = row.id().to_owned();
+        let place = Place {
+            commit_lsn: self.lsn,
+            index: number,
+            via: Via::Replay,
+        };
+        let mut event = table.event(polled, place, row).map_err(|fault| {
+            Error::new(
+                Kind::Event,
+                format!("a row of table {}: {fault}", table.facts.name),
+            )
+        })?;
         event.committed_at_us = now_us();
         self.publisher.publish(&event)?;
         self.published.taken += 1;
-        self.in_flight.push_back(RowInFlight { number, table: at, id });
+        self.in_flight.push_back(RowInFlight {
+            number,
+            table: at,
+            id,
+        });
         Ok(())
     }
 
     fn note(&mut self) {
         self.published.acked = self.publisher.counts().acked;
         let delivered = self.publisher.completed().delivered_of(self.lsn);
-        while self.in_flight.front().is_some_and(|row| row.number < delivered)
+        while self
+            .in_flight
+            .front()
+            .is_some_and(|row| row.number < delivered)
             && let Some(RowInFlight { table, id, .. }) = self.in_flight.pop_front()
         {
-            let table = self.tables.get(table).map(|table| table.facts.name.to_string());
+            let table = self
+                .tables
+                .get(table)
+                .map(|table| table.facts.name.to_string());
             self.published.up_to = table.map(|outbox| UpTo { outbox, id });
         }
     }
 }
 
 fn unreadable(facts: &TableFacts, source: &SourceConfig) -> Error {
-    let cause = format!("rows have to be read from table {}, and the role may not", facts.name);
-    let remedy = format!("grant select on {} to {}", facts.name, quoted(&source.database.user));
+    let cause = format!(
+        "rows have to be read from table {}, and the role may not",
+        facts.name
+    );
+    let remedy = format!(
+        "grant select on {} to {}",
+        facts.name,
+        quoted(&source.database.user)
+    );
     Error::new(Kind::PostgresRefused, cause).remedy(remedy)
 }
 
-/// The system identifier and timeline of the server. Without the right to read the identifier, it is empty.
+/// The system identifier and timeline of the server. Without the right to read the identifier, it
+/// is empty.
 async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
     let source = &config.source;
     let facts = inspect(client, &source.slot, &source.publication, &config.outboxes).await?;
@@ -455,38 +598,56 @@ async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
     match facts.system_identifier {
         Some(system_identifier) => Ok((system_identifier, timeline(client).await?)),
         None if facts.server.may_replicate => {
-            let server = WalSession::connect(&source.database, source).await?.identify_system().await?;
+            let server = WalSession::connect(&source.database, source)
+                .await?
+                .identify_system()
+                .await?;
             Ok((server.system_identifier, server.timeline))
         }
         None => Ok((String::new(), timeline(client).await?)),
     }
 }
 
-/// Notes rows whose events are parked, if the role may read that table. Published now, such events arrive twice, and
-/// before other parked events of their aggregates. For use inside the reader's transaction.
-async fn notes_of_parked(reader: &Reader, slot: &SlotName, tables: &[Table<'_>]) -> Result<Vec<String>> {
+/// Notes rows whose events are parked, if the role may read that table. Published now, such events
+/// arrive twice, and before other parked events of their aggregates. For use inside the reader's
+/// transaction.
+async fn notes_of_parked(
+    reader: &Reader,
+    slot: &SlotName,
+    tables: &[Table<'_>],
+) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     if !may_look(reader.client()).await? {
         return Ok(notes);
     }
     for table in tables {
-        let (slot, outbox) = (quote_literal(slot.as_str())?, quote_literal(&table.outbox.source.to_string())?);
-        let waiting = format!("select w.row_id from walrelay.parked w where w.slot = {slot} and w.outbox = {outbox}");
-        if reader.count(&format!("select count(*) from ({waiting} limit 1) of")).await? == 0 {
+        let slot = quote_literal(slot.as_str())?;
+        let outbox = quote_literal(&table.outbox.source.to_string())?;
+        let waiting = format!(
+            "select w.row_id from walrelay.parked w where w.slot = {slot} and w.outbox = {outbox}"
+        );
+        if reader
+            .count(&format!("select count(*) from ({waiting} limit 1) of"))
+            .await?
+            == 0
+        {
             continue;
         }
-        let (from, id) =
-            (quote_own_rows(&table.facts.name, table.facts.with_children)?, quote_ident(&table.outbox.id)?);
+        let from = quote_own_rows(&table.facts.name, table.facts.with_children)?;
+        let id = quote_ident(&table.outbox.id)?;
         let condition = &table.condition;
         let count = reader
             .count(&format!(
-                "select count(*) from {from} where ({condition}\n) and pg_catalog.convert_to({id}::text, 'UTF8') in ({waiting})"
+                "select count(*) from {from} where ({condition}\n) and \
+                 pg_catalog.convert_to({id}::text, 'UTF8') in ({waiting})"
             ))
             .await?;
         if count > 0 {
             notes.push(format!(
-                "events of {count} of these rows of {} are parked: they are published now, before what waits of their \
-                 aggregates, and again when their turn comes, unless walrelay parked drop gives them up",
+                "events of {count} of these rows of {} are parked: they are published now, before \
+                 what waits of their \
+                 aggregates, and again when their turn comes, unless walrelay parked drop gives \
+                 them up",
                 table.facts.name
             ));
         }

@@ -1,4 +1,5 @@
-//! Whether the bus answers: one state, changed and logged once per change. And whether it is the cluster of before.
+//! Whether the bus answers: one state, changed and logged once per change. And whether it is the
+//! cluster of before.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -26,7 +27,8 @@ struct Said {
 
 /// The cluster that a producer writes to. Another one may come to have its address.
 ///
-/// An ack says that one cluster has a record. So once another cluster answers, no ack of the producer counts any more.
+/// An ack says that one cluster has a record. So once another cluster answers, no ack of the
+/// producer counts any more.
 #[derive(Debug)]
 pub(crate) struct Home {
     bus: Bus,
@@ -38,8 +40,13 @@ pub(crate) struct Home {
 impl Home {
     /// `id` is the cluster of earlier producers, where it is known.
     pub(crate) fn new(bus: Bus, id: Option<String>) -> Home {
-        let home = Home { bus, id: OnceLock::new(), left: OnceLock::new() };
-        id.into_iter().for_each(|id| home.id.set(id).unwrap_or_default());
+        let home = Home {
+            bus,
+            id: OnceLock::new(),
+            left: OnceLock::new(),
+        };
+        id.into_iter()
+            .for_each(|id| home.id.set(id).unwrap_or_default());
         home
     }
 
@@ -47,34 +54,39 @@ impl Home {
         self.id.get()
     }
 
-    /// Compares the cluster that answers `now`, where servers tell. The first one is the producer's.
-    /// Errors: another one answers, or did before.
+    /// Compares the cluster that answers `now`, where servers tell. The first one is the
+    /// producer's. Errors: another one answers, or did before.
     pub(crate) fn check(&self, now: Option<String>) -> Result<()> {
         if let Some(now) = now {
             let home = self.id.get_or_init(|| now.clone());
             if *home != now {
-                self.left.get_or_init(|| other_cluster(self.bus, home, &now));
+                self.left
+                    .get_or_init(|| other_cluster(self.bus, home, &now));
             }
         }
         self.left.get().map_or(Ok(()), |left| Err(left.clone()))
     }
 }
 
-/// The error where events were delivered to the cluster with the id `before`, and the address leads to another one `now`.
+/// The error where events were delivered to the cluster with the id `before`, and the address leads
+/// to another one `now`.
 pub(crate) fn other_cluster(bus: Bus, before: &str, now: &str) -> Error {
     let Bus { name, address, .. } = bus;
     let cause = format!(
-        "events were delivered to the {name} cluster {before}, and {address} leads to the cluster {now}: another cluster \
+        "events were delivered to the {name} cluster {before}, and {address} leads to the cluster \
+         {now}: another cluster \
          has the address, or {address} was changed"
     );
     Error::new(Kind::PositionMismatch, cause).remedy(
-        Remedy::from(format!("check {address}. If the other cluster is meant, start the relay once with `"))
-            .and(NextCommand::new("run").flag("adopt-slot"))
-            .and("`, which goes on from the slot's position. Then ")
-            .and(NextCommand::new("verify"))
-            .and(" names events that only the cluster before has, and `")
-            .and(NextCommand::new("replay"))
-            .and("` publishes them"),
+        Remedy::from(format!(
+            "check {address}. If the other cluster is meant, start the relay once with `"
+        ))
+        .and(NextCommand::new("run").flag("adopt-slot"))
+        .and("`, which goes on from the slot's position. Then ")
+        .and(NextCommand::new("verify"))
+        .and(" names events that only the cluster before has, and `")
+        .and(NextCommand::new("replay"))
+        .and("` publishes them"),
     )
 }
 
@@ -90,8 +102,16 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// Down until a server answers.
     pub(crate) fn new(bus: Bus, quiet: bool) -> Self {
-        let state = Connection::Down { since: Instant::now(), cause: NOT_YET.to_owned() };
-        Tracker { bus, state: watch::Sender::new(state), said: Mutex::default(), quiet }
+        let state = Connection::Down {
+            since: Instant::now(),
+            cause: NOT_YET.to_owned(),
+        };
+        Tracker {
+            bus,
+            state: watch::Sender::new(state),
+            said: Mutex::default(),
+            quiet,
+        }
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<Connection> {
@@ -117,11 +137,17 @@ impl Tracker {
         self.said.lock().as_ref().map(|said| said.reason.clone())
     }
 
-    /// A server answered. If connections failed since the last answer, they were those of other servers, or were made again.
+    /// A server answered. If connections failed since the last answer, they were those of other
+    /// servers, or were made again.
     pub(crate) fn up(&self) {
-        let said = self.said.lock().take().filter(|said| said.is_error && !self.quiet && self.is_up());
+        let said = self
+            .said
+            .lock()
+            .take()
+            .filter(|said| said.is_error && !self.quiet && self.is_up());
         if let Some(Said { reason, .. }) = said {
-            tracing::warn!(event = "broker_disconnected", error = %reason, fix = "see whether this server runs, and its log",
+            tracing::warn!(event = "broker_disconnected", error = %reason, fix = "see whether this \
+                server runs, and its log",
                 "a connection to one server failed; {} still answers", self.bus.name);
         }
         self.state.send_if_modified(|state| {
@@ -143,7 +169,10 @@ impl Tracker {
         self.state.send_if_modified(|state| {
             let is_news = match state {
                 Connection::Up => {
-                    *state = Connection::Down { since: Instant::now(), cause: cause.clone() };
+                    *state = Connection::Down {
+                        since: Instant::now(),
+                        cause: cause.clone(),
+                    };
                     true
                 }
                 Connection::Down { cause: known, .. } if *known != cause => {
@@ -163,7 +192,8 @@ impl Tracker {
 
     pub(crate) fn refused(&self, error: Error) {
         self.state.send_if_modified(|state| {
-            let is_known = matches!(state, Connection::Refused(known) if known.kind() == error.kind());
+            let is_known =
+                matches!(state, Connection::Refused(known) if known.kind() == error.kind());
             if is_known {
                 return false;
             }
@@ -183,12 +213,16 @@ impl Tracker {
         let mut state = self.subscribe();
         loop {
             // The sender lives as long as `self`.
-            if state.wait_for(refused).await.is_ok_and(|state| is_final(&state))
+            if state
+                .wait_for(refused)
+                .await
+                .is_ok_and(|state| is_final(&state))
                 && let Connection::Refused(error) = self.now()
             {
                 return error;
             }
-            let ended = tokio::time::timeout(REFUSAL_GRACE, state.wait_for(|state| !refused(state))).await;
+            let ended =
+                tokio::time::timeout(REFUSAL_GRACE, state.wait_for(|state| !refused(state))).await;
             if ended.is_err()
                 && let Connection::Refused(error) = self.now()
             {
@@ -198,7 +232,8 @@ impl Tracker {
     }
 }
 
-/// Whether no answer ends this refusal: another cluster has answered, or the producer has to be replaced.
+/// Whether no answer ends this refusal: another cluster has answered, or the producer has to be
+/// replaced.
 fn is_final(state: &Connection) -> bool {
     matches!(state, Connection::Refused(error) if error.kind() != Kind::BusRefused)
 }
@@ -221,9 +256,15 @@ mod tests {
         for then in [id("b"), id("a"), None] {
             let error = home.check(then).unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch);
-            assert!(error.cause().contains("cluster b") && error.cause().contains("cluster a"), "{error}");
+            assert!(
+                error.cause().contains("cluster b") && error.cause().contains("cluster a"),
+                "{error}"
+            );
         }
-        assert!(Home::new(BUS, id("a")).check(id("b")).is_err(), "that of an earlier producer");
+        assert!(
+            Home::new(BUS, id("a")).check(id("b")).is_err(),
+            "that of an earlier producer"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -241,9 +282,17 @@ mod tests {
         let tracker = Tracker::new(BUS, false);
         tracker.up();
         tracker.down("first".to_owned());
-        let Connection::Down { since, .. } = tracker.now() else { panic!("not down") };
+        let Connection::Down { since, .. } = tracker.now() else {
+            panic!("not down")
+        };
         tracker.down("second".to_owned());
-        assert_eq!(tracker.now(), Connection::Down { since, cause: "second".to_owned() });
+        assert_eq!(
+            tracker.now(),
+            Connection::Down {
+                since,
+                cause: "second".to_owned()
+            }
+        );
     }
 
     #[test]
@@ -252,7 +301,13 @@ mod tests {
         tracker.note("refused".to_owned(), true);
         tracker.note("closed".to_owned(), false);
         assert_eq!(tracker.reason().as_deref(), Some("closed"));
-        assert!(tracker.said.lock().as_ref().is_some_and(|said| said.is_error));
+        assert!(
+            tracker
+                .said
+                .lock()
+                .as_ref()
+                .is_some_and(|said| said.is_error)
+        );
         tracker.up();
         assert_eq!(tracker.reason(), None);
     }

@@ -1,5 +1,5 @@
-//! The sinks. The relay knows [`Sink`], [`BusSink`] and [`AnySink`]; another bus is a folder beside `kafka`, a line of
-//! `buses!` below, and a row in `config::sink_kind`.
+//! The sinks. The relay knows [`Sink`], [`BusSink`] and [`AnySink`]; another bus is a folder beside
+//! `kafka`, a line of `buses!` below, and a row in `config::sink_kind`.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ pub trait BusSink: Sink + Sized {
         async { error }
     }
 
-    /// Makes `config` send smaller batches, where a record of `record_bytes` may only have been in a batch that is too
-    /// large. Gives the bytes of a batch, and how to avoid this.
+    /// Makes `config` send smaller batches, where a record of `record_bytes` may only have been in
+    /// a batch that is too large. Gives the bytes of a batch, and how to avoid this.
     fn reduce_batches(_: &mut Config, _record_bytes: usize) -> Option<(usize, &'static str)> {
         None
     }
@@ -82,12 +82,14 @@ pub trait BusSink: Sink + Sized {
         watch::channel(Connection::Up).1
     }
 
-    /// The `max` topics that got most records from this sink, and how many, most first; none where the bus does not tell.
+    /// The `max` topics that got most records from this sink, and how many, most first; none where
+    /// the bus does not tell.
     fn busiest_topics(&self, _max: usize) -> Vec<(&str, u64)> {
         Vec::new()
     }
 
-    /// The average time that the slowest server took to answer requests of late, where the client reports it.
+    /// The average time that the slowest server took to answer requests of late, where the client
+    /// reports it.
     fn round_trip(&self) -> Option<Duration> {
         None
     }
@@ -103,11 +105,16 @@ pub trait BusSink: Sink + Sized {
     }
 
     /// Asks which of `topics` are not there. Creates none.
-    fn missing(&self, _topics: &[&str], _timeout: Duration) -> impl Future<Output = Result<Vec<String>>> + Send {
+    fn missing(
+        &self,
+        _topics: &[&str],
+        _timeout: Duration,
+    ) -> impl Future<Output = Result<Vec<String>>> + Send {
         async { Ok(Vec::new()) }
     }
 
-    /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for the end.
+    /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for
+    /// the end.
     fn close(self) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -115,7 +122,8 @@ pub trait BusSink: Sink + Sized {
 
 /// What a handle can do: see [`SinkHandle`].
 pub trait BusHandle: Send + Sync + std::fmt::Debug {
-    /// Gives up everything that was not acked, and says how many records that was; none where there were none.
+    /// Gives up everything that was not acked, and says how many records that was; none where there
+    /// were none.
     fn give_up(&self) -> Option<usize>;
     /// Waits until the bus has refused us for some seconds on end, and says why.
     fn unusable(&self) -> BoxFuture<'_, Error>;
@@ -134,7 +142,8 @@ impl SinkHandle {
         SinkHandle(Some(Arc::new(handle)))
     }
 
-    /// Gives up everything that was not acked, and says how many records that was; none where there were none.
+    /// Gives up everything that was not acked, and says how many records that was; none where there
+    /// were none.
     pub(crate) fn give_up(&self) -> Option<usize> {
         self.0.as_ref()?.give_up()
     }
@@ -159,7 +168,12 @@ impl SinkHandle {
     /// The producer, for a position that is kept in topics.
     pub(crate) fn producer(&self) -> Result<Producer> {
         let producer = self.0.as_ref().and_then(|handle| handle.producer());
-        producer.ok_or_else(|| Error::new(Kind::Bug, "the position is kept in topics of a bus that has none"))
+        producer.ok_or_else(|| {
+            Error::new(
+                Kind::Bug,
+                "the position is kept in topics of a bus that has none",
+            )
+        })
     }
 }
 
@@ -237,7 +251,12 @@ impl BusSink for AnySink {
         of!(config.sink.kind, Of => <Of as BusSink>::transactional(config, id).await.map(AnySink::from))
     }
 
-    fn read_back(config: &Config, topic: &str, deadline: Instant, take: &mut TakeRecord<'_>) -> Result<()> {
+    fn read_back(
+        config: &Config,
+        topic: &str,
+        deadline: Instant,
+        take: &mut TakeRecord<'_>,
+    ) -> Result<()> {
         of!(config.sink.kind, Of => Of::read_back(config, topic, deadline, take))
     }
 
@@ -250,7 +269,9 @@ impl BusSink for AnySink {
     }
 
     fn is_internal(topic: &str) -> bool {
-        SinkKind::VARIANTS.iter().any(|kind| of!(kind, Of => Of::is_internal(topic)))
+        SinkKind::VARIANTS
+            .iter()
+            .any(|kind| of!(kind, Of => Of::is_internal(topic)))
     }
 
     fn handle(&self) -> SinkHandle {

@@ -4,7 +4,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel};
+use tokio::sync::mpsc::{
+    Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel,
+};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, timeout};
 
@@ -24,8 +26,8 @@ const FULL_RETRY: Duration = Duration::from_millis(1);
 /// Two sinks of one process write whole lines, one after the other.
 static WRITES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Writes each record as a line, and acks the record once the line is flushed. Made in a Tokio runtime, which runs the
-/// task that writes: a reader that is slow delays acks and nothing else.
+/// Writes each record as a line, and acks the record once the line is flushed. Made in a Tokio
+/// runtime, which runs the task that writes: a reader that is slow delays acks and nothing else.
 #[derive(Debug)]
 pub struct StdoutSink {
     lines: Sender<Line>,
@@ -63,20 +65,27 @@ impl StdoutSink {
         let (lines, queue) = channel(LINES_MAX);
         let (report, deliveries) = unbounded_channel();
         let writer = JoinSet::from_iter([write(queue, report, output)]);
-        StdoutSink { lines, deliveries, _writer: writer, full: false }
+        StdoutSink {
+            lines,
+            deliveries,
+            _writer: writer,
+            full: false,
+        }
     }
 }
 
 impl Sink for StdoutSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let text = printed(record).map_err(EnqueueError::Refused)?;
-        self.lines.try_send(Line { ticket, text }).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                self.full = true;
-                EnqueueError::Full
-            }
-            TrySendError::Closed(_) => EnqueueError::Finished,
-        })
+        self.lines
+            .try_send(Line { ticket, text })
+            .map_err(|error| match error {
+                TrySendError::Full(_) => {
+                    self.full = true;
+                    EnqueueError::Full
+                }
+                TrySendError::Closed(_) => EnqueueError::Finished,
+            })
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
@@ -100,7 +109,11 @@ impl BusSink for StdoutSink {
 }
 
 /// Writes all lines that are there at once, then acks them.
-async fn write(mut queue: Receiver<Line>, report: UnboundedSender<Delivery>, mut output: impl AsyncWrite + Unpin) {
+async fn write(
+    mut queue: Receiver<Line>,
+    report: UnboundedSender<Delivery>,
+    mut output: impl AsyncWrite + Unpin,
+) {
     let mut lines = Vec::new();
     while queue.recv_many(&mut lines, LINES_MAX).await > 0 {
         let text: Vec<u8> = lines.iter().flat_map(|line| &line.text).copied().collect();
@@ -125,8 +138,14 @@ async fn write(mut queue: Receiver<Line>, report: UnboundedSender<Delivery>, mut
 }
 
 fn unwritable(error: &std::io::Error) -> Error {
-    Error::new(Kind::Prerequisite, format!("standard output cannot be written to: {error}"))
-        .remedy("start walrelay again with a reader that stays; it writes the events that are not confirmed")
+    Error::new(
+        Kind::Prerequisite,
+        format!("standard output cannot be written to: {error}"),
+    )
+    .remedy(
+        "start walrelay again with a reader that stays; it writes the events that are not \
+                 confirmed",
+    )
 }
 
 /// The line of a record.
@@ -146,7 +165,9 @@ pub(crate) fn printed(record: &Record<'_>) -> Result<Vec<u8>, Error> {
 
 /// Bytes as JSON: text, an object with hexadecimal digits, or `null`.
 pub(crate) fn json_of(bytes: Option<&[u8]>) -> Value {
-    let Some(bytes) = bytes else { return Value::Null };
+    let Some(bytes) = bytes else {
+        return Value::Null;
+    };
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
         Err(_) => {
@@ -164,17 +185,31 @@ mod tests {
 
     fn record<'a>(key: &'a [u8], value: Option<&'a [u8]>) -> Record<'a> {
         const HEADERS: &[(&str, Option<&[u8]>)] = &[("id", Some(b"7")), ("empty", None)];
-        Record { topic: "orders", key: Some(key), value, headers: HEADERS, partition: None, timestamp_ms: Some(5) }
+        Record {
+            topic: "orders",
+            key: Some(key),
+            value,
+            headers: HEADERS,
+            partition: None,
+            timestamp_ms: Some(5),
+        }
     }
 
     #[tokio::test]
     async fn a_record_is_a_line_and_is_acked_once_the_line_is_written() {
         let (output, reader) = duplex(16);
         let mut sink = StdoutSink::on(output);
-        sink.enqueue(&record(b"a\"b", Some(b"{\"n\":1}\n")), Ticket(1)).unwrap();
-        sink.enqueue(&record(&[0xff, 0x01], None), Ticket(2)).unwrap();
+        sink.enqueue(&record(b"a\"b", Some(b"{\"n\":1}\n")), Ticket(1))
+            .unwrap();
+        sink.enqueue(&record(&[0xff, 0x01], None), Ticket(2))
+            .unwrap();
         let mut reports = Vec::new();
-        assert!(timeout(Duration::from_millis(50), sink.deliveries(&mut reports)).await.is_err(), "nobody has read it");
+        assert!(
+            timeout(Duration::from_millis(50), sink.deliveries(&mut reports))
+                .await
+                .is_err(),
+            "nobody has read it"
+        );
         let mut lines = BufReader::new(reader).lines();
         let expected = [
             r#"{"topic":"orders","partition":null,"key":"a\"b","headers":{"empty":null,"id":"7"},"value":"{\"n\":1}\n","timestamp_ms":5}"#,
@@ -186,7 +221,13 @@ mod tests {
         while reports.len() < 2 {
             sink.deliveries(&mut reports).await;
         }
-        assert!(matches!(reports[..], [Delivery::Acked(Ticket(1)), Delivery::Acked(Ticket(2))]), "{reports:?}");
+        assert!(
+            matches!(
+                reports[..],
+                [Delivery::Acked(Ticket(1)), Delivery::Acked(Ticket(2))]
+            ),
+            "{reports:?}"
+        );
     }
 
     #[tokio::test]
@@ -200,15 +241,26 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(refused, EnqueueError::Full) && taken == LINES_MAX as u64, "{refused:?} {taken}");
+        assert!(
+            matches!(refused, EnqueueError::Full) && taken == LINES_MAX as u64,
+            "{refused:?} {taken}"
+        );
         let mut reports = Vec::new();
         sink.deliveries(&mut reports).await;
         assert!(reports.is_empty(), "it may be offered again");
         drop(reader);
         sink.deliveries(&mut reports).await;
-        let Some(Delivery::Failed(Ticket(0), error)) = reports.first() else { panic!("{reports:?}") };
-        assert!(error.kind().halts() && error.to_string().contains("standard output"), "{error}");
-        while !matches!(sink.enqueue(&record(b"k", None), Ticket(taken)), Err(EnqueueError::Finished)) {
+        let Some(Delivery::Failed(Ticket(0), error)) = reports.first() else {
+            panic!("{reports:?}")
+        };
+        assert!(
+            error.kind().halts() && error.to_string().contains("standard output"),
+            "{error}"
+        );
+        while !matches!(
+            sink.enqueue(&record(b"k", None), Ticket(taken)),
+            Err(EnqueueError::Finished)
+        ) {
             tokio::task::yield_now().await;
         }
     }

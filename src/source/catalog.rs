@@ -22,7 +22,8 @@ pub(crate) struct Catalogs {
     pub backend_pid: i32,
     /// One for each table, in their order; without a table, one with the publication alone.
     pub of_tables: Vec<Catalog>,
-    /// Base types, with the modifiers of domains, by OID: of domains, arrays of enums, and types of the tables' columns.
+    /// Base types, with the modifiers of domains, by OID: of domains, arrays of enums, and types of
+    /// the tables' columns.
     pub base_types: HashMap<u32, ColumnType>,
     /// The snapshot of the answer, and the end of the WAL after it; none on a standby.
     pub pair: Option<Pair>,
@@ -65,11 +66,13 @@ pub(crate) struct Catalog {
     pub table_now_called: Option<String>,
     /// Every way in which the table, or a partitioned table above it, is in the publication.
     pub members: Vec<Member>,
-    /// Up to a hundred other tables that were added to the publication by name, and are not above an outbox.
+    /// Up to a hundred other tables that were added to the publication by name, and are not above
+    /// an outbox.
     pub other_tables: Vec<String>,
 }
 
-/// A row of `pg_publication` (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).
+/// A row of `pg_publication`
+/// (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Publication {
     pub oid: u32,
@@ -114,19 +117,27 @@ impl Flags {
 
     /// The operations, as `publish = '…'` names them.
     pub(crate) fn operations(&self) -> String {
-        let all =
-            [(self.insert, "insert"), (self.update, "update"), (self.delete, "delete"), (self.truncate, "truncate")];
-        let named: Vec<&str> = all.into_iter().filter_map(|(on, name)| on.then_some(name)).collect();
+        let all = [
+            (self.insert, "insert"),
+            (self.update, "update"),
+            (self.delete, "delete"),
+            (self.truncate, "truncate"),
+        ];
+        let named: Vec<&str> = all
+            .into_iter()
+            .filter_map(|(on, name)| on.then_some(name))
+            .collect();
         named.join(", ")
     }
 }
 
-/// The part of a table's description that can be read without a lock: reading a column's default, as
-/// [`Table`](walrelay_core::catalog::Table) has it, waits for whoever alters the table.
+/// The part of a table's description that can be read without a lock: reading a column's default,
+/// as [`Table`](walrelay_core::catalog::Table) has it, waits for whoever alters the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct PublishedTable {
     pub oid: u32,
-    /// Changes with `ALTER TABLE`, `GRANT`, `TRUNCATE` and `VACUUM FULL`, not with `VACUUM` and `ANALYZE`.
+    /// Changes with `ALTER TABLE`, `GRANT`, `TRUNCATE` and `VACUUM FULL`, not with `VACUUM` and
+    /// `ANALYZE`.
     pub row_version: String,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
@@ -174,8 +185,8 @@ pub(crate) struct Member {
 }
 
 impl Catalogs {
-    /// Reads the catalogs in one statement that waits for no lock, within ten seconds; without a table, the publication alone. The
-    /// result has the present names of what was `seen` before.
+    /// Reads the catalogs in one statement that waits for no lock, within ten seconds; without a
+    /// table, the publication alone. The result has the present names of what was `seen` before.
     pub(crate) async fn read(
         client: &Client,
         publication: &str,
@@ -193,14 +204,26 @@ impl Catalogs {
             (&seen.publication_oid, Type::OID),
             (&table_oids, Type::OID_ARRAY),
         ];
-        let answer: Answer = one_json(client, "reading publication and outbox tables", SQL, &params).await?;
+        let answer: Answer = one_json(
+            client,
+            "reading publication and outbox tables",
+            SQL,
+            &params,
+        )
+        .await?;
         Ok(Catalogs::from(answer))
     }
 }
 
 impl From<Answer> for Catalogs {
     fn from(answer: Answer) -> Catalogs {
-        let Answer { backend_pid, snapshot, wal_end, base_types, .. } = answer;
+        let Answer {
+            backend_pid,
+            snapshot,
+            wal_end,
+            base_types,
+            ..
+        } = answer;
         let mut tables = answer.tables;
         if tables.is_empty() {
             tables.push(OfTable::default());
@@ -214,7 +237,12 @@ impl From<Answer> for Catalogs {
             other_tables: answer.other_tables.clone(),
         };
         let pair = wal_end.map(|lsn| Pair { snapshot, lsn });
-        Catalogs { backend_pid, of_tables: tables.into_iter().map(catalog).collect(), base_types, pair }
+        Catalogs {
+            backend_pid,
+            of_tables: tables.into_iter().map(catalog).collect(),
+            base_types,
+            pair,
+        }
     }
 }
 
@@ -224,13 +252,19 @@ pub(super) mod tests {
 
     /// A publication with the table `outbox`, nothing can be said against.
     pub(in crate::source) fn fit() -> Catalog {
-        let column = |name: &str| PublishedColumn { name: name.to_owned(), ..PublishedColumn::default() };
+        let column = |name: &str| PublishedColumn {
+            name: name.to_owned(),
+            ..PublishedColumn::default()
+        };
         Catalog {
             publication: Some(Publication {
                 oid: 10,
                 row_version: "700".to_owned(),
                 owner: "16".to_owned(),
-                flags: Flags { insert: true, ..Flags::default() },
+                flags: Flags {
+                    insert: true,
+                    ..Flags::default()
+                },
                 ..Publication::default()
             }),
             table: Some(PublishedTable {
@@ -239,7 +273,9 @@ pub(super) mod tests {
                 persistence: "p".to_owned(),
                 access_method: Some("heap".to_owned()),
                 row_version: "710".to_owned(),
-                columns: ["id", "aggregatetype", "aggregateid", "type", "payload"].map(column).to_vec(),
+                columns: ["id", "aggregatetype", "aggregateid", "type", "payload"]
+                    .map(column)
+                    .to_vec(),
                 ..PublishedTable::default()
             }),
             table_now_called: Some("outbox".to_owned()),
@@ -249,6 +285,12 @@ pub(super) mod tests {
     }
 
     pub(in crate::source) fn member(level: u32, relation: &str) -> Member {
-        Member { level, relation: relation.to_owned(), through: "table".to_owned(), oid: 30, ..Member::default() }
+        Member {
+            level,
+            relation: relation.to_owned(),
+            through: "table".to_owned(),
+            oid: 30,
+            ..Member::default()
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The control session: plain SQL beside the stream (P7, P8).
 //!
-//! A server that shuts down ends ordinary sessions at once, and waits until walsenders have sent everything and the receivers have
-//! confirmed it. So the relay keeps an ordinary session open, to notice a shutdown. The same session reads catalogs and stores
-//! positions, because the replication session takes no commands while it streams
+//! A server that shuts down ends ordinary sessions at once, and waits until walsenders have sent
+//! everything and the receivers have confirmed it. So the relay keeps an ordinary session open, to
+//! notice a shutdown. The same session reads catalogs and stores positions, because the replication
+//! session takes no commands while it streams
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>).
 
 use std::sync::{Arc, Weak};
@@ -45,16 +46,23 @@ const PENDING_ROWS_MAX: usize = 500;
 /// A pending row: its outbox, and the values of its key.
 pub(crate) type PendingRow = (usize, Vec<String>);
 
-/// Selects the index of `outbox`, and the keys of its pending rows; none where rows do not say that they are pending.
+/// Selects the index of `outbox`, and the keys of its pending rows; none where rows do not say that
+/// they are pending.
 fn pending_sql(number: usize, outbox: &OutboxConfig) -> Result<Option<String>> {
-    let (Some(table), Some(condition)) = (outbox.source.table(), &outbox.upkeep.pending) else { return Ok(None) };
+    let (Some(table), Some(condition)) = (outbox.source.table(), &outbox.upkeep.pending) else {
+        return Ok(None);
+    };
     let table = quote_table(table)?;
     // The id comes first.
-    let columns = outbox.key_columns().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+    let columns = outbox
+        .key_columns()
+        .map(|column| quote_ident(column))
+        .collect::<Result<Vec<_>>>()?;
     let id = columns.first().cloned().unwrap_or_default();
     let key: String = columns.iter().map(|column| format!(", {column}")).collect();
     Ok(Some(format!(
-        "select {number}{key} from {table} where ({condition}\n) and {id} is not null limit {PENDING_ROWS_MAX}; "
+        "select {number}{key} from {table} where ({condition}\n) and {id} is not null limit \
+         {PENDING_ROWS_MAX}; "
     )))
 }
 
@@ -92,8 +100,9 @@ impl WalPosition {
 
 /// A handle to the control session; clones share it, and it ends with the last of them.
 ///
-/// One statement runs at a time, in the order of the calls, each within ten seconds. Every method answers
-/// [`Kind::PostgresUnreachable`] once the session is over. A call that is cancelled is still carried out.
+/// One statement runs at a time, in the order of the calls, each within ten seconds. Every method
+/// answers [`Kind::PostgresUnreachable`] once the session is over. A call that is cancelled is
+/// still carried out.
 #[derive(Debug, Clone)]
 pub(crate) struct Control(Arc<Shared>);
 
@@ -108,20 +117,38 @@ struct Shared {
 impl Control {
     /// Keeps the session alive from a task on the current runtime.
     pub(crate) fn start(session: SqlSession, config: &Config) -> Control {
-        let (closed, interval) = (session.closed(), (config.source.wal_sender_timeout / 3).min(PING_INTERVAL_MAX));
+        let closed = session.closed();
+        let interval = (config.source.wal_sender_timeout / 3).min(PING_INTERVAL_MAX);
         let (ended, receiver) = watch::channel(None);
         let session = Mutex::new(Some(Arc::new(session)));
-        let watched = Arc::new(Watched { source: config.source.clone(), outboxes: config.outboxes.clone() });
-        let shared = Arc::new(Shared { session, watched, ended });
-        tokio::spawn(keep_alive(Arc::downgrade(&shared), interval, closed, receiver));
+        let watched = Arc::new(Watched {
+            source: config.source.clone(),
+            outboxes: config.outboxes.clone(),
+        });
+        let shared = Arc::new(Shared {
+            session,
+            watched,
+            ended,
+        });
+        tokio::spawn(keep_alive(
+            Arc::downgrade(&shared),
+            interval,
+            closed,
+            receiver,
+        ));
         Control(shared)
     }
 
-    /// Waits for the end of the session, which is lost also where a statement got no answer. Safe to cancel and to call again.
+    /// Waits for the end of the session, which is lost also where a statement got no answer. Safe
+    /// to cancel and to call again.
     pub(crate) fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         let mut ended = self.0.ended.subscribe();
         async move {
-            let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+            let end = ended
+                .wait_for(Option::is_some)
+                .await
+                .ok()
+                .and_then(|end| end.clone());
             end.unwrap_or_else(|| Ended::Lost(gone()))
         }
     }
@@ -131,16 +158,28 @@ impl Control {
         self.0.ended.borrow().is_some()
     }
 
-    /// Publication and each table as they are now. With `before`, the answer has new names after a rename.
+    /// Publication and each table as they are now. With `before`, the answer has new names after a
+    /// rename.
     pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Look> {
         let watched = Arc::clone(&self.0.watched);
         let look = |session: Arc<SqlSession>| async move {
-            let tables: Vec<_> = watched.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+            let tables: Vec<_> = watched
+                .outboxes
+                .iter()
+                .filter_map(|outbox| outbox.source.table())
+                .collect();
             let publication = &watched.source.publication;
-            let found = Catalogs::read(session.client(), publication, &tables, &seen(&before)).await?;
+            let found =
+                Catalogs::read(session.client(), publication, &tables, &seen(&before)).await?;
             let catalogs = found.of_tables.iter().zip(tables);
-            let now = catalogs.map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect();
-            Ok(Look { now, pair: found.pair, unreadable: None })
+            let now = catalogs
+                .map(|(catalog, table)| Fingerprint::of(catalog, publication, table))
+                .collect();
+            Ok(Look {
+                now,
+                pair: found.pair,
+                unreadable: None,
+            })
         };
         self.ask(look).await
     }
@@ -150,12 +189,19 @@ impl Control {
         let watched = Arc::clone(&self.0.watched);
         let position = |session: Arc<SqlSession>| async move {
             let params = [(&watched.source.slot.as_str() as _, Type::TEXT)];
-            one_json(session.client(), "reading the position of the log", SLOT, &params).await
+            one_json(
+                session.client(),
+                "reading the position of the log",
+                SLOT,
+                &params,
+            )
+            .await
         };
         self.ask(position).await
     }
 
-    /// Keys of pending rows, and the end of the WAL after they were read. An error can be about a changed table or condition.
+    /// Keys of pending rows, and the end of the WAL after they were read. An error can be about a
+    /// changed table or condition.
     pub(crate) async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
         const DOING: &str = "looking for pending rows";
         let mut sql = String::new();
@@ -167,28 +213,57 @@ impl Control {
         let look = |session: Arc<SqlSession>| async move {
             bounded(DOING, QUERY_TIMEOUT, session.client().simple_query(&sql)).await
         };
-        let (mut rows, mut lsn) = (Vec::new(), None);
+        let mut rows = Vec::new();
+        let mut lsn = None;
         for message in &self.ask(look).await? {
-            let SimpleQueryMessage::Row(row) = message else { continue };
+            let SimpleQueryMessage::Row(row) = message else {
+                continue;
+            };
             let text = |at| row.try_get(at).ok().flatten();
             // A row that is older than the column with its transaction has none.
-            let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
+            let key = (1..row.len())
+                .map_while(|at| text(at).map(str::to_owned))
+                .collect::<Vec<_>>();
             match (text(0), key.is_empty()) {
-                (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
+                (Some(number), false) => {
+                    rows.extend(number.parse().ok().map(|outbox| (outbox, key)))
+                }
                 (Some(end), true) => lsn = end.parse().ok(),
                 (None, _) => {}
             }
         }
-        let lsn = lsn.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the log has no end")))?;
+        let lsn = lsn.ok_or_else(|| {
+            Error::new(
+                Kind::PostgresUnfit,
+                format!("while {DOING}: the log has no end"),
+            )
+        })?;
         Ok((rows, lsn))
     }
 
-    /// Whether `table` has a row with these values in these columns; none without the privilege to read it.
-    pub(crate) async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
-        let of =
-            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
-        let key = key.iter().map(of).collect::<Result<Vec<_>>>()?.join(" and ");
-        let sql = format!("select (exists (select from {} where {key}))::text", quote_table(&table)?);
+    /// Whether `table` has a row with these values in these columns; none without the privilege to
+    /// read it.
+    pub(crate) async fn is_kept(
+        &self,
+        table: TableName,
+        key: Vec<(String, String)>,
+    ) -> Result<Option<bool>> {
+        let of = |(column, value): &(String, String)| {
+            Ok(format!(
+                "{} = {}",
+                quote_ident(column)?,
+                quote_literal(value)?
+            ))
+        };
+        let key = key
+            .iter()
+            .map(of)
+            .collect::<Result<Vec<_>>>()?
+            .join(" and ");
+        let sql = format!(
+            "select (exists (select from {} where {key}))::text",
+            quote_table(&table)?
+        );
         let look = |session: Arc<SqlSession>| async move {
             match one_text(session.client(), "looking for a row", &sql, &[]).await {
                 Ok(text) => Ok(text.map(|text| text == "true")),
@@ -203,30 +278,44 @@ impl Control {
     }
 
     pub(crate) async fn timeline(&self) -> Result<u32> {
-        self.ask(|session| async move { timeline(session.client()).await }).await
+        self.ask(|session| async move { timeline(session.client()).await })
+            .await
     }
 
-    /// A snapshot, the end of the WAL after it was taken, and the publication that it sees with these memberships.
+    /// A snapshot, the end of the WAL after it was taken, and the publication that it sees with
+    /// these memberships.
     pub(crate) async fn take_pair(&self, membership_oids: Vec<u32>) -> Result<Versioned> {
         const DOING: &str = "taking a snapshot";
         let watched = Arc::clone(&self.0.watched);
         let take = |session: Arc<SqlSession>| async move {
-            let params: [Param<'_>; 2] =
-                [(&watched.source.publication, Type::TEXT), (&membership_oids, Type::OID_ARRAY)];
+            let params: [Param<'_>; 2] = [
+                (&watched.source.publication, Type::TEXT),
+                (&membership_oids, Type::OID_ARRAY),
+            ];
             one_text(session.client(), DOING, PAIR, &params).await
         };
         let text = self.ask(take).await?.unwrap_or_default();
         let mut parts = text.split(' ');
         let mut part = || parts.next().unwrap_or_default();
         let (Ok(snapshot), Ok(lsn)) = (part().parse(), part().parse()) else {
-            return Err(Error::new(Kind::PostgresUnfit, format!("while {DOING}: the answer is not as documented")));
+            return Err(Error::new(
+                Kind::PostgresUnfit,
+                format!("while {DOING}: the answer is not as documented"),
+            ));
         };
-        Ok(Versioned { pair: Pair { snapshot, lsn }, publication_version: part().to_owned() })
+        Ok(Versioned {
+            pair: Pair { snapshot, lsn },
+            publication_version: part().to_owned(),
+        })
     }
 
-    /// Runs `question` in a task of its own, so that a caller that is not polled does not block other callers.
-    /// Errors: those of the question; [`Kind::PostgresUnreachable`] once the session is over.
-    pub(crate) async fn ask<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static) -> Result<T>
+    /// Runs `question` in a task of its own, so that a caller that is not polled does not block
+    /// other callers. Errors: those of the question; [`Kind::PostgresUnreachable`] once the session
+    /// is over.
+    pub(crate) async fn ask<T, F>(
+        &self,
+        question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static,
+    ) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, QueryError>> + Send + 'static,
@@ -238,7 +327,8 @@ impl Control {
 }
 
 impl Shared {
-    /// The answer to `question`, once those before it were answered. Ends the session where the error says so.
+    /// The answer to `question`, once those before it were answered. Ends the session where the
+    /// error says so.
     async fn answer<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T, QueryError>>,
@@ -246,7 +336,11 @@ impl Shared {
         let mut turn = self.session.lock().await;
         let is_over = self.ended.borrow().is_some();
         let Some(session) = turn.clone().filter(|_| !is_over) else {
-            return Err(self.ended.borrow().as_ref().map_or_else(gone, |end| end.error().clone()));
+            return Err(self
+                .ended
+                .borrow()
+                .as_ref()
+                .map_or_else(gone, |end| end.error().clone()));
         };
         let answer = question(Arc::clone(&session)).await;
         let end = match &answer {
@@ -266,7 +360,10 @@ impl Shared {
     /// Passes `end` to all that wait for the end of the session. Only the first call has an effect.
     fn end(&self, end: Ended) {
         let end = match end {
-            Ended::Shutdown(_) => Ended::Shutdown(Error::new(Kind::PostgresUnreachable, "Postgres is shutting down")),
+            Ended::Shutdown(_) => Ended::Shutdown(Error::new(
+                Kind::PostgresUnreachable,
+                "Postgres is shutting down",
+            )),
             Ended::Lost(error) => Ended::Lost(error),
         };
         self.ended.send_if_modified(|ended| {
@@ -278,10 +375,14 @@ impl Shared {
 }
 
 fn gone() -> Error {
-    Error::new(Kind::PostgresUnreachable, "the control session with Postgres is over")
+    Error::new(
+        Kind::PostgresUnreachable,
+        "the control session with Postgres is over",
+    )
 }
 
-/// Pings the session every `interval` and passes its end on, until the session has ended or all handles are dropped.
+/// Pings the session every `interval` and passes its end on, until the session has ended or all
+/// handles are dropped.
 async fn keep_alive(
     control: Weak<Shared>,
     interval: Duration,
@@ -296,13 +397,20 @@ async fn keep_alive(
             end = &mut closed => Some(end),
             () = tokio::time::sleep(interval) => None,
         };
-        let Some(control) = control.upgrade() else { return };
+        let Some(control) = control.upgrade() else {
+            return;
+        };
         if let Some(end) = end {
             return control.end(end);
         }
         // An empty statement: the server answers, and does nothing.
         let ping = |session: Arc<SqlSession>| async move {
-            bounded("asking for a sign of life", QUERY_TIMEOUT, session.client().batch_execute("")).await
+            bounded(
+                "asking for a sign of life",
+                QUERY_TIMEOUT,
+                session.client().batch_execute(""),
+            )
+            .await
         };
         if let Err(error) = control.answer(ping).await {
             tracing::debug!(%error, "the control session did not answer a ping");
@@ -313,8 +421,13 @@ async fn keep_alive(
 pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     // The name of a segment begins with its timeline.
     let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
-    let text = one_text(client, "asking for the timeline", sql, &[]).await?.unwrap_or_default();
+    let text = one_text(client, "asking for the timeline", sql, &[])
+        .await?
+        .unwrap_or_default();
     u32::from_str_radix(&text, 16).map_err(|_| {
-        QueryError::refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
+        QueryError::refused(Error::new(
+            Kind::PostgresUnfit,
+            "while asking for the timeline: the answer is no number",
+        ))
     })
 }

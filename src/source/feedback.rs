@@ -1,7 +1,8 @@
 //! When to send a status, and when a silent server is dead. Pure arithmetic on a monotonic clock.
 //!
-//! A walsender ends the session after `wal_sender_timeout` without a status. It sends keepalives at half of it, even while it skips
-//! changes of other tables. While it shuts down, it requests a reply after each reply.
+//! A walsender ends the session after `wal_sender_timeout` without a status. It sends keepalives at
+//! half of it, even while it skips changes of other tables. While it shuts down, it requests a
+//! reply after each reply.
 
 use std::time::Duration;
 
@@ -16,7 +17,10 @@ const INTERVAL_MAX: Duration = Duration::from_secs(10);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest time between requested replies without progress.
 const REPLY_INTERVAL: Duration = Duration::from_millis(10);
-const TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
+const TIMEOUT_BOUNDS: (Duration, Duration) = (
+    Duration::from_millis(100),
+    Duration::from_secs(24 * 60 * 60),
+);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
@@ -34,7 +38,8 @@ pub(crate) enum Action {
 /// The error of a server that was silent for this long.
 pub(crate) fn dead(silence: Duration) -> Error {
     let silence_ms = silence.as_millis();
-    let cause = format!("Postgres has sent nothing for {silence_ms} ms, although a reply was requested");
+    let cause =
+        format!("Postgres has sent nothing for {silence_ms} ms, although a reply was requested");
     Error::new(Kind::PostgresUnreachable, cause)
 }
 
@@ -82,7 +87,8 @@ impl Feedback {
         self.asked_at = None;
     }
 
-    /// Reading stops or goes on (P5). While it is stopped, silence says nothing, and the kernel watches what is sent.
+    /// Reading stops or goes on (P5). While it is stopped, silence says nothing, and the kernel
+    /// watches what is sent.
     pub(crate) fn set_reading(&mut self, reading: bool, now: Instant) {
         if reading && !self.reading {
             self.heard(now);
@@ -109,9 +115,16 @@ impl Feedback {
         let status_at = self.status_at(confirmed).map_or(now, |at| at.max(now));
         let ask_at = self.ask_at();
         if status_at <= now || ask_at.is_some_and(|ask_at| now >= ask_at) {
-            return Action::Send { reply_requested: self.reading && silence >= self.timeout / 2 };
+            return Action::Send {
+                reply_requested: self.reading && silence >= self.timeout / 2,
+            };
         }
-        Action::Wait([ask_at, dead_at].into_iter().flatten().fold(status_at, Instant::min))
+        Action::Wait(
+            [ask_at, dead_at]
+                .into_iter()
+                .flatten()
+                .fold(status_at, Instant::min),
+        )
     }
 
     /// The time of the next status; `None` is at once.
@@ -132,7 +145,8 @@ impl Feedback {
         (self.reading && self.asked_at.is_none()).then(|| self.heard_at + self.timeout / 2)
     }
 
-    /// The whole timeout after the last bytes, and half after the request: a process that stood still reads the socket first.
+    /// The whole timeout after the last bytes, and half after the request: a process that stood
+    /// still reads the socket first.
     fn dead_at(&self) -> Option<Instant> {
         let asked_at = self.asked_at.filter(|_| self.reading)?;
         Some((self.heard_at + self.timeout).max(asked_at + self.timeout / 2))
@@ -154,7 +168,12 @@ mod tests {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, start);
         feedback.set_reading(true, start);
-        assert_eq!(feedback.action(start, Lsn::ZERO), Action::Send { reply_requested: false });
+        assert_eq!(
+            feedback.action(start, Lsn::ZERO),
+            Action::Send {
+                reply_requested: false
+            }
+        );
         feedback.sent(start, Lsn::ZERO, false);
         (feedback, start)
     }
@@ -162,28 +181,58 @@ mod tests {
     #[test]
     fn a_status_goes_out_at_a_third_of_the_timeout_and_at_least_every_ten_seconds() {
         let (feedback, start) = started();
-        assert_eq!(feedback.action(start, Lsn::ZERO), Action::Wait(start + ms(4000)));
-        assert_eq!(feedback.action(start + ms(4000), Lsn::ZERO), Action::Send { reply_requested: false });
+        assert_eq!(
+            feedback.action(start, Lsn::ZERO),
+            Action::Wait(start + ms(4000))
+        );
+        assert_eq!(
+            feedback.action(start + ms(4000), Lsn::ZERO),
+            Action::Send {
+                reply_requested: false
+            }
+        );
         let mut slow = Feedback::new(Duration::from_secs(600), start);
         slow.sent(start, Lsn::ZERO, false);
-        assert_eq!(slow.action(start, Lsn::ZERO), Action::Wait(start + ms(10_000)));
+        assert_eq!(
+            slow.action(start, Lsn::ZERO),
+            Action::Wait(start + ms(10_000))
+        );
     }
 
     #[test]
     fn progress_is_reported_every_100_ms() {
         let (mut feedback, start) = started();
-        assert_eq!(feedback.action(start + ms(30), Lsn::new(5)), Action::Wait(start + ms(100)));
-        assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Send { reply_requested: false });
+        assert_eq!(
+            feedback.action(start + ms(30), Lsn::new(5)),
+            Action::Wait(start + ms(100))
+        );
+        assert_eq!(
+            feedback.action(start + ms(100), Lsn::new(5)),
+            Action::Send {
+                reply_requested: false
+            }
+        );
         feedback.sent(start + ms(100), Lsn::new(5), false);
-        assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Wait(start + ms(4100)));
+        assert_eq!(
+            feedback.action(start + ms(100), Lsn::new(5)),
+            Action::Wait(start + ms(4100))
+        );
     }
 
     #[test]
     fn while_commits_wait_for_it_progress_is_reported_at_once() {
         let (mut feedback, start) = started();
         feedback.is_synchronous = true;
-        assert_eq!(feedback.action(start, Lsn::new(5)), Action::Send { reply_requested: false });
-        assert_eq!(feedback.action(start, Lsn::ZERO), Action::Wait(start + ms(4000)));
+        assert_eq!(
+            feedback.action(start, Lsn::new(5)),
+            Action::Send {
+                reply_requested: false
+            }
+        );
+        assert_eq!(
+            feedback.action(start, Lsn::ZERO),
+            Action::Wait(start + ms(4000))
+        );
     }
 
     #[test]
@@ -202,21 +251,49 @@ mod tests {
         }
         assert_eq!(replies, 100);
         feedback.reply_due = true;
-        assert_eq!(feedback.action(now, Lsn::new(1)), Action::Send { reply_requested: false }, "with progress");
+        assert_eq!(
+            feedback.action(now, Lsn::new(1)),
+            Action::Send {
+                reply_requested: false
+            },
+            "with progress"
+        );
     }
 
     #[test]
     fn a_silent_server_is_asked_at_half_the_timeout_and_dead_at_its_end() {
         let (mut feedback, start) = started();
         feedback.sent(start + ms(4000), Lsn::ZERO, false);
-        assert_eq!(feedback.action(start + ms(5999), Lsn::ZERO), Action::Wait(start + ms(6000)));
-        assert_eq!(feedback.action(start + ms(6000), Lsn::ZERO), Action::Send { reply_requested: true });
+        assert_eq!(
+            feedback.action(start + ms(5999), Lsn::ZERO),
+            Action::Wait(start + ms(6000))
+        );
+        assert_eq!(
+            feedback.action(start + ms(6000), Lsn::ZERO),
+            Action::Send {
+                reply_requested: true
+            }
+        );
         feedback.sent(start + ms(6000), Lsn::ZERO, true);
-        assert_eq!(feedback.action(start + ms(6000), Lsn::ZERO), Action::Wait(start + ms(10_000)));
-        assert_eq!(feedback.action(start + ms(10_000), Lsn::ZERO), Action::Send { reply_requested: true });
+        assert_eq!(
+            feedback.action(start + ms(6000), Lsn::ZERO),
+            Action::Wait(start + ms(10_000))
+        );
+        assert_eq!(
+            feedback.action(start + ms(10_000), Lsn::ZERO),
+            Action::Send {
+                reply_requested: true
+            }
+        );
         feedback.sent(start + ms(10_000), Lsn::ZERO, true);
-        assert_eq!(feedback.action(start + ms(11_999), Lsn::ZERO), Action::Wait(start + ms(12_000)));
-        assert_eq!(feedback.action(start + ms(12_000), Lsn::ZERO), Action::Dead { silence: TIMEOUT });
+        assert_eq!(
+            feedback.action(start + ms(11_999), Lsn::ZERO),
+            Action::Wait(start + ms(12_000))
+        );
+        assert_eq!(
+            feedback.action(start + ms(12_000), Lsn::ZERO),
+            Action::Dead { silence: TIMEOUT }
+        );
     }
 
     #[test]
@@ -224,19 +301,38 @@ mod tests {
         let (mut feedback, start) = started();
         feedback.sent(start + ms(6000), Lsn::ZERO, true);
         feedback.heard(start + ms(11_999));
-        assert_eq!(feedback.action(start + ms(12_000), Lsn::ZERO), Action::Send { reply_requested: false });
+        assert_eq!(
+            feedback.action(start + ms(12_000), Lsn::ZERO),
+            Action::Send {
+                reply_requested: false
+            }
+        );
         feedback.sent(start + ms(12_000), Lsn::ZERO, false);
-        assert_eq!(feedback.action(start + ms(12_000), Lsn::ZERO), Action::Wait(start + ms(16_000)));
+        assert_eq!(
+            feedback.action(start + ms(12_000), Lsn::ZERO),
+            Action::Wait(start + ms(16_000))
+        );
     }
 
     #[test]
     fn a_process_that_stood_still_asks_a_silent_server_before_a_time_out() {
         let (mut feedback, start) = started();
         let woken = start + Duration::from_secs(3600);
-        assert_eq!(feedback.action(woken, Lsn::ZERO), Action::Send { reply_requested: true });
+        assert_eq!(
+            feedback.action(woken, Lsn::ZERO),
+            Action::Send {
+                reply_requested: true
+            }
+        );
         feedback.sent(woken, Lsn::ZERO, true);
-        assert_eq!(feedback.action(woken + ms(10), Lsn::ZERO), Action::Wait(woken + ms(4000)));
-        assert!(matches!(feedback.action(woken + ms(6000), Lsn::ZERO), Action::Dead { .. }));
+        assert_eq!(
+            feedback.action(woken + ms(10), Lsn::ZERO),
+            Action::Wait(woken + ms(4000))
+        );
+        assert!(matches!(
+            feedback.action(woken + ms(6000), Lsn::ZERO),
+            Action::Dead { .. }
+        ));
     }
 
     #[test]
@@ -246,11 +342,19 @@ mod tests {
         let mut now = start;
         for _ in 0..200 {
             now += ms(4000);
-            assert_eq!(feedback.action(now, Lsn::ZERO), Action::Send { reply_requested: false });
+            assert_eq!(
+                feedback.action(now, Lsn::ZERO),
+                Action::Send {
+                    reply_requested: false
+                }
+            );
             feedback.sent(now, Lsn::ZERO, false);
         }
         feedback.set_reading(true, now);
-        assert_eq!(feedback.action(now, Lsn::ZERO), Action::Wait(now + ms(4000)));
+        assert_eq!(
+            feedback.action(now, Lsn::ZERO),
+            Action::Wait(now + ms(4000))
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! The lease, which decides which relay may publish: an advisory lock of the slot's name, held by the control session.
+//! The lease, which decides which relay may publish: an advisory lock of the slot's name, held by
+//! the control session.
 //!
-//! Relays that stream or wait for the slot share it: the slot itself admits one. A relay that reads the table holds it alone, so that
-//! table and slot never publish at once. It ends with the session
+//! Relays that stream or wait for the slot share it: the slot itself admits one. A relay that reads
+//! the table holds it alone, so that table and slot never publish at once. It ends with the session
 //! (<https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS>).
 
 use std::fmt;
@@ -20,7 +21,8 @@ use walrelay_core::error::Result;
 /// `wrly`: distinguishes these locks from those of other programs.
 const CLASS: i32 = 0x7772_6c79;
 
-/// The time for attempts: a session that has just ended may still hold the lease, and a stand-by holds it for moments.
+/// The time for attempts: a session that has just ended may still hold the lease, and a stand-by
+/// holds it for moments.
 const PATIENCE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -32,11 +34,17 @@ pub(crate) enum Hold {
     Alone,
 }
 
-/// Takes the lease until the end of the session. False where another session holds a lease that excludes this one.
+/// Takes the lease until the end of the session. False where another session holds a lease that
+/// excludes this one.
 ///
-/// From then on the server ends the session after `silence` without a message. The holder sends messages three times as often, and
-/// stops after a standstill that is longer than [`bearable`].
-pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duration) -> Result<bool> {
+/// From then on the server ends the session after `silence` without a message. The holder sends
+/// messages three times as often, and stops after a standstill that is longer than [`bearable`].
+pub(crate) async fn hold(
+    client: &Client,
+    slot: &SlotName,
+    hold: Hold,
+    silence: Duration,
+) -> Result<bool> {
     let sql = match hold {
         Hold::Shared => "select pg_catalog.pg_try_advisory_lock_shared($1, $2)::text",
         Hold::Alone => "select pg_catalog.pg_try_advisory_lock($1, $2)::text",
@@ -44,7 +52,13 @@ pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: 
     let (class, key) = keys(slot);
     let until = Instant::now() + PATIENCE;
     let held = loop {
-        let answer = one_text(client, "taking the lease", sql, &[(&class, Type::INT4), (&key, Type::INT4)]).await?;
+        let answer = one_text(
+            client,
+            "taking the lease",
+            sql,
+            &[(&class, Type::INT4), (&key, Type::INT4)],
+        )
+        .await?;
         let held = answer.as_deref() == Some("true");
         if held || Instant::now() >= until {
             break held;
@@ -52,11 +66,17 @@ pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: 
         tokio::time::sleep(AGAIN).await;
     };
     let limit = format!("set idle_session_timeout = {}", silence.as_millis());
-    bounded("bounding the silence of the session", QUERY_TIMEOUT, client.batch_execute(&limit)).await?;
+    bounded(
+        "bounding the silence of the session",
+        QUERY_TIMEOUT,
+        client.batch_execute(&limit),
+    )
+    .await?;
     Ok(held)
 }
 
-/// The longest standstill of the process that keeps the lease: the last message is at most a third of `silence` older than it.
+/// The longest standstill of the process that keeps the lease: the last message is at most a third
+/// of `silence` older than it.
 pub(crate) fn bearable(silence: Duration) -> Duration {
     silence * 2 / 3
 }
@@ -66,7 +86,8 @@ pub(crate) fn keys(slot: &SlotName) -> (i32, i32) {
     (CLASS, key(slot.as_str()))
 }
 
-/// FNV-1a, the same on every machine. Two slots with one key exclude each other while one of them reads its table.
+/// FNV-1a, the same on every machine. Two slots with one key exclude each other while one of them
+/// reads its table.
 fn key(name: &str) -> i32 {
     let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     name.bytes().fold(0x811c_9dc5, hash).cast_signed()
@@ -94,7 +115,8 @@ impl Holder {
     pub(crate) fn intruder(&self) -> Option<String> {
         let role = self.stranger.as_ref()?;
         Some(format!(
-            "role {} holds the advisory lock of the slot, and is no relay ({self}): a relay that reads the table waits for \
+            "role {} holds the advisory lock of the slot, and is no relay ({self}): a relay that \
+             reads the table waits for \
              it, one that streams does not; to end it: select pg_terminate_backend({})",
             quoted(role),
             self.pid
@@ -121,7 +143,11 @@ impl fmt::Display for Holder {
 
 pub(crate) async fn holder(client: &Client, slot: &SlotName) -> Result<Option<Holder>> {
     let (class, key) = keys(slot);
-    let params = [(&slot.as_str() as _, Type::TEXT), (&class as _, Type::INT4), (&key as _, Type::INT4)];
+    let params = [
+        (&slot.as_str() as _, Type::TEXT),
+        (&class as _, Type::INT4),
+        (&key as _, Type::INT4),
+    ];
     Ok(one_json(client, "asking who has the slot", HOLDER, &params).await?)
 }
 
@@ -137,12 +163,34 @@ mod tests {
 
     #[test]
     fn a_lease_holder_is_named_by_what_the_role_may_see() {
-        let hidden = Holder { pid: 7, streams: true, application: None, client: None, stranger: None };
+        let hidden = Holder {
+            pid: 7,
+            streams: true,
+            application: None,
+            client: None,
+            stranger: None,
+        };
         assert_eq!(hidden.to_string(), "backend pid 7, streams");
         assert_eq!(hidden.intruder(), None);
-        let stranger = Holder { stranger: Some("x".into()), streams: false, ..hidden.clone() };
-        assert!(stranger.intruder().unwrap().contains("(backend pid 7, holds the lease)"));
-        let known = Holder { application: Some("walrelay/a".into()), client: Some("10.0.0.1".into()), ..hidden };
-        assert_eq!(known.to_string(), "backend pid 7, walrelay/a from 10.0.0.1, streams");
+        let stranger = Holder {
+            stranger: Some("x".into()),
+            streams: false,
+            ..hidden.clone()
+        };
+        assert!(
+            stranger
+                .intruder()
+                .unwrap()
+                .contains("(backend pid 7, holds the lease)")
+        );
+        let known = Holder {
+            application: Some("walrelay/a".into()),
+            client: Some("10.0.0.1".into()),
+            ..hidden
+        };
+        assert_eq!(
+            known.to_string(),
+            "backend pid 7, walrelay/a from 10.0.0.1, streams"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The slot's stream of changes, the status updates to the server, and the checks before and beside the stream.
+//! The slot's stream of changes, the status updates to the server, and the checks before and beside
+//! the stream.
 //!
 //! | file | content |
 //! |---|---|

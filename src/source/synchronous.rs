@@ -1,4 +1,5 @@
-//! Whether Postgres counts a relay as a synchronous standby: then commits of every session wait for what it confirms.
+//! Whether Postgres counts a relay as a synchronous standby: then commits of every session wait for
+//! what it confirms.
 //!
 //! A walsender of a relay matches `synchronous_standby_names` by `*` or by its name
 //! (<https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONOUS-STANDBY-NAMES>).
@@ -14,7 +15,8 @@ use walrelay_core::error::{Error, Kind};
 pub(crate) struct Synchronous {
     /// `synchronous_standby_names`.
     pub names: String,
-    /// `sync_state` of the walsender that streams from the slot, where there is one that has confirmed an LSN.
+    /// `sync_state` of the walsender that streams from the slot, where there is one that has
+    /// confirmed an LSN.
     pub state: Option<String>,
     /// `application_name` of connected standbys, as far as the role may see them.
     pub standbys: Vec<String>,
@@ -29,14 +31,17 @@ impl Synchronous {
     /// Whether commits would wait for a relay of this slot.
     pub(crate) fn names_relay(&self, slot: &SlotName) -> bool {
         let walsender = format!("walrelay/{slot}");
-        let mut names = self.names.split(|char: char| char.is_whitespace() || ",()\"".contains(char));
+        let mut names = self
+            .names
+            .split(|char: char| char.is_whitespace() || ",()\"".contains(char));
         names.any(|name| name == "*" || name.eq_ignore_ascii_case(&walsender))
     }
 
     /// The cause, with the setting to write.
     pub(crate) fn fault(&self, slot: &SlotName) -> Error {
         let cause = format!(
-            "synchronous_standby_names = '{}' counts the relay of slot {slot} as a synchronous standby: commits of all \
+            "synchronous_standby_names = '{}' counts the relay of slot {slot} as a synchronous \
+             standby: commits of all \
              sessions wait until their events are in the bus",
             self.names
         );
@@ -47,11 +52,20 @@ impl Synchronous {
     pub(crate) fn remedy(&self) -> String {
         let standbys: Vec<_> = self.standbys.iter().map(|name| quoted(name)).collect();
         let (names, remark) = match standbys.len() {
-            0 => (String::new(), "no standby is connected, or this role may not see its name"),
-            _ => (format!("ANY 1 ({})", standbys.join(", ")), "the connected standbys, without the relay"),
+            0 => (
+                String::new(),
+                "no standby is connected, or this role may not see its name",
+            ),
+            _ => (
+                format!("ANY 1 ({})", standbys.join(", ")),
+                "the connected standbys, without the relay",
+            ),
         };
         let names = names.replace('\'', "''");
-        format!("alter system set synchronous_standby_names = '{names}'; -- {remark}\nselect pg_reload_conf();")
+        format!(
+            "alter system set synchronous_standby_names = '{names}'; -- {remark}\nselect \
+             pg_reload_conf();"
+        )
     }
 }
 
@@ -61,13 +75,23 @@ mod tests {
 
     fn named(names: &str, standbys: &[&str]) -> Synchronous {
         let standbys = standbys.iter().map(|name| (*name).to_owned()).collect();
-        Synchronous { names: names.to_owned(), state: None, standbys }
+        Synchronous {
+            names: names.to_owned(),
+            state: None,
+            standbys,
+        }
     }
 
     #[test]
     fn a_relay_is_named_by_an_asterisk_or_by_its_own_name() {
         let slot: SlotName = "orders".parse().unwrap();
-        for names in ["*", "ANY 1 (*)", "FIRST 1 (s1, *)", "\"WALRELAY/orders\"", "1 (s1,\"walrelay/orders\")"] {
+        for names in [
+            "*",
+            "ANY 1 (*)",
+            "FIRST 1 (s1, *)",
+            "\"WALRELAY/orders\"",
+            "1 (s1,\"walrelay/orders\")",
+        ] {
             assert!(named(names, &[]).names_relay(&slot), "{names}");
         }
         for names in ["", "s1", "ANY 1 (s1, s2)", "\"walrelay/other\"", "walrelay"] {
@@ -77,10 +101,21 @@ mod tests {
 
     #[test]
     fn commits_wait_for_a_walsender_that_is_not_asynchronous() {
-        for (state, counts) in [(None, false), (Some("async"), false), (Some("sync"), true), (Some("potential"), true)]
-        {
+        for (state, counts) in [
+            (None, false),
+            (Some("async"), false),
+            (Some("sync"), true),
+            (Some("potential"), true),
+        ] {
             let state = state.map(str::to_owned);
-            assert_eq!(Synchronous { state, ..Synchronous::default() }.counts_relay(), counts);
+            assert_eq!(
+                Synchronous {
+                    state,
+                    ..Synchronous::default()
+                }
+                .counts_relay(),
+                counts
+            );
         }
     }
 
@@ -88,9 +123,15 @@ mod tests {
     fn the_remedy_names_the_connected_standbys() {
         let one = named("*", &["pg-2", "it's"]).remedy();
         assert!(
-            one.starts_with("alter system set synchronous_standby_names = 'ANY 1 (\"pg-2\", \"it''s\")'; --"),
+            one.starts_with(
+                "alter system set synchronous_standby_names = 'ANY 1 (\"pg-2\", \"it''s\")'; --"
+            ),
             "{one}"
         );
-        assert!(named("*", &[]).remedy().starts_with("alter system set synchronous_standby_names = ''; --"));
+        assert!(
+            named("*", &[])
+                .remedy()
+                .starts_with("alter system set synchronous_standby_names = ''; --")
+        );
     }
 }

@@ -1,11 +1,14 @@
 //! Whether publication and outbox tables are still what they were (P8).
 //!
-//! Postgres does not report that a table left a publication, was dropped, or was added again: it streams less. So the relay reads
-//! the catalogs at the start and periodically, and compares. An object that was dropped and created again has another OID. An
-//! object that was altered and altered back has another row version (`xmin`):
+//! Postgres does not report that a table left a publication, was dropped, or was added again: it
+//! streams less. So the relay reads the catalogs at the start and periodically, and compares. An
+//! object that was dropped and created again has another OID. An object that was altered and
+//! altered back has another row version (`xmin`):
 //!
-//! - of the publication: rows may be missing from the stream, and the relay reads those from the table ([`Look::is_altered`]);
-//! - of a table: `vacuum full`, `truncate` and `grant` change it, too, so the relay warns only ([`notices`]).
+//! - of the publication: rows may be missing from the stream, and the relay reads those from the
+//!   table ([`Look::is_altered`]);
+//! - of a table: `vacuum full`, `truncate` and `grant` change it, too, so the relay warns only
+//!   ([`notices`]).
 //!
 //! What a start refuses or warns of, a look refuses or warns of as well: both ask [`preflight`].
 
@@ -25,8 +28,14 @@ use walrelay_core::ledger::trail::Pair;
 /// What was seen of publication and tables.
 pub(crate) fn seen(before: &[Fingerprint]) -> Seen {
     Seen {
-        publication_oid: before.iter().find_map(Fingerprint::publication_oid).unwrap_or_default(),
-        table_oids: before.iter().map(|before| before.table_oid().unwrap_or_default()).collect(),
+        publication_oid: before
+            .iter()
+            .find_map(Fingerprint::publication_oid)
+            .unwrap_or_default(),
+        table_oids: before
+            .iter()
+            .map(|before| before.table_oid().unwrap_or_default())
+            .collect(),
     }
 }
 
@@ -53,19 +62,25 @@ impl Look {
         self.now.iter().find_map(Fingerprint::publication_version)
     }
 
-    /// Whether the publication is not of the version `known` any more: rows may be missing from the stream.
+    /// Whether the publication is not of the version `known` any more: rows may be missing from the
+    /// stream.
     pub(crate) fn is_altered(&self, known: &str) -> bool {
         self.publication_version().is_some_and(|now| now != known)
     }
 
-    /// The pair of the look. Its snapshot sees the rows that may be missing, in [`Look::is_altered`].
+    /// The pair of the look. Its snapshot sees the rows that may be missing, in
+    /// [`Look::is_altered`].
     pub(crate) fn versioned(&self) -> Option<Versioned> {
         let publication_version = self.publication_version()?.to_owned();
-        Some(Versioned { pair: self.pair.clone()?, publication_version })
+        Some(Versioned {
+            pair: self.pair.clone()?,
+            publication_version,
+        })
     }
 }
 
-/// Publication and table as they were seen: the stream has every event of the outbox as long as they stay so.
+/// Publication and table as they were seen: the stream has every event of the outbox as long as
+/// they stay so.
 #[derive(Debug, Clone)]
 pub(crate) struct Fingerprint {
     publication_name: String,
@@ -75,15 +90,25 @@ pub(crate) struct Fingerprint {
 
 impl Fingerprint {
     pub(crate) fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
-        Fingerprint { publication_name: publication.to_owned(), table_name: table.clone(), seen: catalog.clone() }
+        Fingerprint {
+            publication_name: publication.to_owned(),
+            table_name: table.clone(),
+            seen: catalog.clone(),
+        }
     }
 
     pub(crate) fn publication_oid(&self) -> Option<u32> {
-        self.seen.publication.as_ref().map(|publication| publication.oid)
+        self.seen
+            .publication
+            .as_ref()
+            .map(|publication| publication.oid)
     }
 
     pub(crate) fn publication_version(&self) -> Option<&str> {
-        self.seen.publication.as_ref().map(|publication| publication.row_version.as_str())
+        self.seen
+            .publication
+            .as_ref()
+            .map(|publication| publication.row_version.as_str())
     }
 
     pub(crate) fn is_of(&self, table: &TableName) -> bool {
@@ -92,7 +117,9 @@ impl Fingerprint {
 
     /// See [`preflight::keeps_rows`].
     pub(crate) fn keeps_rows(&self) -> Result<()> {
-        self.seen.table.as_ref().map_or(Ok(()), |table| preflight::keeps_rows(&self.table_name, table))
+        self.seen.table.as_ref().map_or(Ok(()), |table| {
+            preflight::keeps_rows(&self.table_name, table)
+        })
     }
 
     pub(crate) fn table_oid(&self) -> Option<u32> {
@@ -105,37 +132,51 @@ impl Fingerprint {
 
     /// A property of the outbox's own membership, without those of the tables above.
     fn own<'a, T>(&'a self, of: impl Fn(&'a Member) -> Option<&'a T>) -> Option<&'a T> {
-        self.seen.members.iter().filter(|member| member.level == 0).find_map(of)
+        self.seen
+            .members
+            .iter()
+            .filter(|member| member.level == 0)
+            .find_map(of)
     }
 }
 
-/// Whether the publication was altered to what it was: nothing but a there and back, or no change at all, explains that.
+/// Whether the publication was altered to what it was: nothing but a there and back, or no change
+/// at all, explains that.
 pub(crate) fn looks_as_before(before: &Fingerprint, now: &Fingerprint) -> bool {
     let settings = |of: &Fingerprint| {
         let publication = of.seen.publication.as_ref()?;
-        Some((publication.flags, publication.owner.clone(), publication.generated_columns.clone()))
+        Some((
+            publication.flags,
+            publication.owner.clone(),
+            publication.generated_columns.clone(),
+        ))
     };
     settings(before) == settings(now)
 }
 
-/// Whether every event that was inserted between the two reads is in the stream, as far as catalogs can tell. Added columns, other
-/// tables, owners and renamed columns (the assembler finds those) are harmless.
-/// Errors: [`Kind::Publication`]: the change, the events that may be missing, the remedy.
+/// Whether every event that was inserted between the two reads is in the stream, as far as catalogs
+/// can tell. Added columns, other tables, owners and renamed columns (the assembler finds those)
+/// are harmless. Errors: [`Kind::Publication`]: the change, the events that may be missing, the
+/// remedy.
 pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
-    let (publication, table) = (&now.publication_name, &now.table_name);
+    let publication = &now.publication_name;
+    let table = &now.table_name;
     let sql_publication = quoted(publication);
     let Some(seen) = &now.seen.publication else {
         return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
             Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(mend(
                 format!("alter publication {} rename to {sql_publication}. ", quoted(name)),
                 table,
-                "Then start walrelay again; if the slot cannot get past the time in between, drop the slot: walrelay \
+                "Then start walrelay again; if the slot cannot get past the time in between, drop \
+                 the slot: walrelay \
                  recreates it",
             )),
             None => changed(now, format!("publication {publication} was dropped")).remedy(mend(
                 format!(
-                    "create publication {sql_publication} for table {table} with (publish = 'insert', \
-                     publish_via_partition_root = true). With several outboxes, name the table of each. "
+                    "create publication {sql_publication} for table {table} with (publish = \
+                     'insert', \
+                     publish_via_partition_root = true). With several outboxes, name the table of \
+                     each. "
                 ),
                 table,
                 NEW_SLOT,
@@ -143,47 +184,78 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
         });
     };
     if now.publication_oid() != before.publication_oid() {
-        return Err(changed(now, format!("publication {publication} was dropped and created again"))
-            .remedy(mend("", table, NEW_SLOT)));
+        return Err(changed(
+            now,
+            format!("publication {publication} was dropped and created again"),
+        )
+        .remedy(mend("", table, NEW_SLOT)));
     }
     if now.table_oid() != before.table_oid() {
         return Err(table_gone(before, now));
     }
     let members = &now.seen.members;
     if members.is_empty() {
-        return Err(changed(now, format!("table {table} was removed from publication {publication}")).remedy(mend(
+        return Err(changed(
+            now,
+            format!("table {table} was removed from publication {publication}"),
+        )
+        .remedy(mend(
             format!("alter publication {sql_publication} add table {table}. "),
             table,
             "Then start walrelay again",
         )));
     }
-    let was_there =
-        |now: &Member| before.seen.members.iter().any(|was| was.oid == now.oid && was.through == now.through);
+    let was_there = |now: &Member| {
+        before
+            .seen
+            .members
+            .iter()
+            .any(|was| was.oid == now.oid && was.through == now.through)
+    };
     if !members.iter().any(was_there) {
-        let cause = format!("table {table} was removed from publication {publication} and added again");
+        let cause =
+            format!("table {table} was removed from publication {publication} and added again");
         let filter = now.own(|member| member.row_filter.as_ref());
-        let whole = filter.map(|_| format!("{}. ", publish_whole(&sql_publication, table))).unwrap_or_default();
-        let filter = filter.map(|filter| format!(", with the row filter {filter}")).unwrap_or_default();
-        return Err(changed(now, format!("{cause}{filter}")).remedy(mend(whole, table, "Then start walrelay again")));
+        let whole = filter
+            .map(|_| format!("{}. ", publish_whole(&sql_publication, table)))
+            .unwrap_or_default();
+        let filter = filter
+            .map(|filter| format!(", with the row filter {filter}"))
+            .unwrap_or_default();
+        return Err(changed(now, format!("{cause}{filter}")).remedy(mend(
+            whole,
+            table,
+            "Then start walrelay again",
+        )));
     }
     settings(before, now, seen)
 }
 
-/// What a start warns of and was not so before, and a table that was altered and looks as before. Each is reported once, by an
-/// update of `before`.
+/// What a start warns of and was not so before, and a table that was altered and looks as before.
+/// Each is reported once, by an update of `before`.
 pub(crate) fn notices(before: &mut Fingerprint, now: &Fingerprint) -> Vec<String> {
     let table = &now.table_name;
-    let (Some(was), Some(is)) = (&before.seen.table, &now.seen.table) else { return Vec::new() };
+    let (Some(was), Some(is)) = (&before.seen.table, &now.seen.table) else {
+        return Vec::new();
+    };
     let of = |catalog: &Catalog, seen: &PublishedTable| {
         preflight::table_warnings(catalog, seen, table, preflight::MAJOR_MIN)
     };
     let known = of(&before.seen, was);
-    let mut news: Vec<String> = of(&now.seen, is).into_iter().filter(|text| !known.contains(text)).collect();
-    let as_before = PublishedTable { row_version: was.row_version.clone(), ..is.clone() } == *was;
+    let mut news: Vec<String> = of(&now.seen, is)
+        .into_iter()
+        .filter(|text| !known.contains(text))
+        .collect();
+    let as_before = PublishedTable {
+        row_version: was.row_version.clone(),
+        ..is.clone()
+    } == *was;
     if was.row_version != is.row_version && as_before {
         news.push(format!(
-            "table {table} was altered, truncated or rewritten since the last look, and looks as before: rows that were \
-             written while it was unlogged, had another name, a rule or a child table are not in the stream; {}",
+            "table {table} was altered, truncated or rewritten since the last look, and looks as \
+             before: rows that were \
+             written while it was unlogged, had another name, a rule or a child table are not in \
+             the stream; {}",
             missing(table)
         ));
     }
@@ -192,14 +264,17 @@ pub(crate) fn notices(before: &mut Fingerprint, now: &Fingerprint) -> Vec<String
     news
 }
 
-const NEW_SLOT: &str = "The slot still reads WAL from the time without the publication, where Postgres 14 to 17 fail \
-                        each time and 18 skips events: drop the slot, and start walrelay, which recreates it \
+const NEW_SLOT: &str = "The slot still reads WAL from the time without the publication, where \
+                        Postgres 14 to 17 fail \
+                        each time and 18 skips events: drop the slot, and start walrelay, which \
+                        recreates it \
                         and reads from the table what was not published";
 
 fn changed(now: &Fingerprint, what: String) -> Error {
     let table = &now.table_name;
     let cause = format!(
-        "{what}: events inserted into {table} since the last look may not be in the stream, and the position is moved no further"
+        "{what}: events inserted into {table} since the last look may not be in the stream, and \
+         the position is moved no further"
     );
     Error::new(Kind::Publication, cause)
 }
@@ -207,7 +282,11 @@ fn changed(now: &Fingerprint, what: String) -> Error {
 /// The publication was altered, and the relay does not read the table because of `why`.
 pub(crate) fn altered_and_unread(now: &Fingerprint, why: impl Display) -> Error {
     let publication = &now.publication_name;
-    changed(now, format!("publication {publication} was altered, and the table is not read: {why}")).remedy(mend(
+    changed(
+        now,
+        format!("publication {publication} was altered, and the table is not read: {why}"),
+    )
+    .remedy(mend(
         "",
         &now.table_name,
         "Then start walrelay with --adopt-slot",
@@ -222,7 +301,9 @@ fn mend(first: impl Into<Remedy>, table: &TableName, last: &str) -> Remedy {
 fn missing(table: &TableName) -> Remedy {
     Remedy::from("`")
         .and(NextCommand::new("verify"))
-        .and(format!("` names rows of {table} that are missing in the bus, `"))
+        .and(format!(
+            "` names rows of {table} that are missing in the bus, `"
+        ))
         .and(NextCommand::new("replay"))
         .and("` publishes them")
 }
@@ -231,18 +312,30 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
     let table = &now.table_name;
     let publication = quoted(&now.publication_name);
     match (now.table_oid(), &now.seen.table_now_called) {
-        (None, Some(name)) => changed(now, format!("there is no table {table} any more: it is now called {name}"))
-            .remedy(format!(
-                "rename it back, or configure {name} as the outbox. Rows inserted since are in the stream under the \
+        (None, Some(name)) => changed(
+            now,
+            format!(
+                "there is no table {table} any more: it is now \
+                                                    called {name}"
+            ),
+        )
+        .remedy(format!(
+            "rename it back, or configure {name} as the outbox. Rows inserted since are in the \
+                 stream under the \
                  new name, and will be relayed once the names agree"
-            )),
+        )),
         (None, None) => changed(now, format!("table {table} was dropped")).remedy(format!(
-            "create it again, alter publication {publication} add table {table}, and start walrelay with --adopt-slot. \
-             What was inserted and not relayed before the drop is still in the stream; after it, nothing is"
+            "create it again, alter publication {publication} add table {table}, and start \
+             walrelay with --adopt-slot. \
+             What was inserted and not relayed before the drop is still in the stream; after it, \
+             nothing is"
         )),
         (Some(_), old) => {
             let was = before.table_oid().unwrap_or_default();
-            let old = old.as_deref().map(|name| format!(", which is now called {name}")).unwrap_or_default();
+            let old = old
+                .as_deref()
+                .map(|name| format!(", which is now called {name}"))
+                .unwrap_or_default();
             let (published, add) = match now.seen.members.is_empty() {
                 true => (
                     ", and the new one is not in the publication",
@@ -250,26 +343,38 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
                 ),
                 false => ("", String::new()),
             };
-            changed(now, format!("table {table} is another one than the one watched (OID {was}){old}{published}"))
-                .remedy(mend(add, table, "Then start walrelay with --adopt-slot"))
+            changed(
+                now,
+                format!(
+                    "table {table} is another one than the one watched (OID \
+                                  {was}){old}{published}"
+                ),
+            )
+            .remedy(mend(add, table, "Then start walrelay with --adopt-slot"))
         }
     }
 }
 
 /// Compares what can change without another OID: as a start judges it, and the list of columns.
 fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Result<()> {
-    let (publication, table) = (&now.publication_name, &now.table_name);
+    let publication = &now.publication_name;
+    let table = &now.table_name;
     let set_table = publish_whole(&quoted(publication), table);
     let columns = |of: &'_ Fingerprint| of.own(|member| member.columns.as_ref()).cloned();
     let judged = match columns(now).filter(|now| Some(now) != columns(before).as_ref()) {
         None => preflight::judge_published(publication, seen, &now.seen, table),
         Some(columns) => {
-            let cause = format!("publication {publication} publishes only ({}) of {table}", columns.join(", "));
+            let cause = format!(
+                "publication {publication} publishes only ({}) of {table}",
+                columns.join(", ")
+            );
             Err(Error::new(Kind::Publication, cause).remedy(set_table))
         }
     };
     judged.map_err(|error| {
-        let remedy = error.any_remedy().map_or_else(|| Remedy::from(""), |remedy| remedy.and(". "));
+        let remedy = error
+            .any_remedy()
+            .map_or_else(|| Remedy::from(""), |remedy| remedy.and(". "));
         changed(now, error.cause().to_owned()).remedy(remedy.and(missing(table)))
     })
 }
@@ -299,102 +404,193 @@ mod tests {
 
     #[test]
     fn the_sql_that_is_printed_makes_the_publication_what_setup_makes() {
-        let told =
-            |change: Change| compare(&changed_by(|_| {}), &changed_by(change)).unwrap_err().what_to_do().unwrap();
-        let made = "create publication \"walrelay_orders\" for table public.outbox with (publish = 'insert', \
+        let told = |change: Change| {
+            compare(&changed_by(|_| {}), &changed_by(change))
+                .unwrap_err()
+                .what_to_do()
+                .unwrap()
+        };
+        let made = "create publication \"walrelay_orders\" for table public.outbox with (publish = \
+                    'insert', \
                     publish_via_partition_root = true). ";
         let dropped = told(|now| now.publication = None);
         assert!(dropped.starts_with(made), "{dropped}");
-        let renamed = told(|now| (now.publication, now.publication_now_called) = (None, Some("old".to_owned())));
-        assert!(renamed.starts_with("alter publication \"old\" rename to \"walrelay_orders\". "), "{renamed}");
-        let filtered = told(|now| (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned())));
+        let renamed = told(|now| {
+            (now.publication, now.publication_now_called) = (None, Some("old".to_owned()))
+        });
         assert!(
-            filtered.starts_with("begin; alter publication \"walrelay_orders\" drop table public.outbox;"),
+            renamed.starts_with("alter publication \"old\" rename to \"walrelay_orders\". "),
+            "{renamed}"
+        );
+        let filtered = told(|now| {
+            (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned()))
+        });
+        assert!(
+            filtered.starts_with(
+                "begin; alter publication \"walrelay_orders\" drop table public.outbox;"
+            ),
             "{filtered}"
         );
         let added_again = told(|now| now.members[0].oid = 31);
-        assert!(added_again.starts_with("`walrelay verify`"), "{added_again}");
+        assert!(
+            added_again.starts_with("`walrelay verify`"),
+            "{added_again}"
+        );
     }
 
     #[test]
     fn every_change_that_can_hide_events_is_named() {
-        let another = "table public.outbox is another one than the one watched (OID 20), which is now called old, and the new \
+        let another = "table public.outbox is another one than the one watched (OID 20), which is \
+                       now called old, and the new \
                        one is not in the publication:";
-        let filtered = "table public.outbox was removed from publication walrelay_orders and added again, with the row \
+        let filtered = "table public.outbox was removed from publication walrelay_orders and added \
+                        again, with the row \
                         filter (id > 1):";
         let rows: [(&str, Change); 22] = [
-            ("publication walrelay_orders was dropped:", |now| now.publication = None),
+            ("publication walrelay_orders was dropped:", |now| {
+                now.publication = None
+            }),
             ("publication walrelay_orders was renamed to old:", |now| {
-                (now.publication, now.publication_now_called) = (None, Some("old".to_owned()));
+                now.publication = None;
+                now.publication_now_called = Some("old".to_owned());
             }),
-            ("publication walrelay_orders was dropped and created again:", |now| publication(now).oid = 11),
+            (
+                "publication walrelay_orders was dropped and created again:",
+                |now| publication(now).oid = 11,
+            ),
             ("table public.outbox was dropped:", |now| {
-                (now.table, now.table_now_called, now.members) = (None, None, Vec::new());
+                now.table = None;
+                now.table_now_called = None;
+                now.members = Vec::new();
             }),
-            ("there is no table public.outbox any more: it is now called sales.events:", |now| {
-                (now.table, now.table_now_called) = (None, Some("sales.events".to_owned()));
-                now.members.clear();
-            }),
+            (
+                "there is no table public.outbox any more: it is now called sales.events:",
+                |now| {
+                    now.table = None;
+                    now.table_now_called = Some("sales.events".to_owned());
+                    now.members.clear();
+                },
+            ),
             (another, |now| {
                 (table(now).oid, now.table_now_called) = (21, Some("old".to_owned()));
                 now.members.clear();
             }),
-            ("table public.outbox is another one than the one watched (OID 20):", |now| {
-                (table(now).oid, now.table_now_called) = (21, None);
-            }),
-            ("table public.outbox was removed from publication walrelay_orders:", |now| now.members.clear()),
-            ("table public.outbox was removed from publication walrelay_orders and added again:", |now| {
-                now.members[0].oid = 31;
-            }),
-            (filtered, |now| (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned()))),
             (
-                "publication walrelay_orders filters rows of public.outbox: (id > 1); the others would be skipped:",
+                "table public.outbox is another one than the one watched (OID 20):",
+                |now| {
+                    (table(now).oid, now.table_now_called) = (21, None);
+                },
+            ),
+            (
+                "table public.outbox was removed from publication walrelay_orders:",
+                |now| now.members.clear(),
+            ),
+            (
+                "table public.outbox was removed from publication walrelay_orders and added again:",
+                |now| {
+                    now.members[0].oid = 31;
+                },
+            ),
+            (filtered, |now| {
+                (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned()))
+            }),
+            (
+                "publication walrelay_orders filters rows of public.outbox: (id > 1); the others \
+                 would be skipped:",
                 |now| {
                     now.members[0].row_filter = Some("(id > 1)".to_owned());
                 },
             ),
-            ("publication walrelay_orders publishes only (id, type) of public.outbox:", |now| {
-                now.members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]);
+            (
+                "publication walrelay_orders publishes only (id, type) of public.outbox:",
+                |now| {
+                    now.members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]);
+                },
+            ),
+            (
+                "table public.outbox is unlogged: its rows are never in the WAL:",
+                |now| {
+                    table(now).persistence = "u".to_owned();
+                },
+            ),
+            (
+                "partition p7 of public.outbox is unlogged, foreign or of another access method \
+                 than heap:",
+                |now| {
+                    table(now).silent_partitions = vec!["p7".to_owned()];
+                },
+            ),
+            (
+                "table public.outbox has the access method columnar:",
+                |now| {
+                    table(now).access_method = Some("columnar".to_owned());
+                },
+            ),
+            ("table public.outbox is a hypertable:", |now| {
+                table(now).is_hypertable = true
             }),
-            ("table public.outbox is unlogged: its rows are never in the WAL:", |now| {
-                table(now).persistence = "u".to_owned();
-            }),
-            ("partition p7 of public.outbox is unlogged, foreign or of another access method than heap:", |now| {
-                table(now).silent_partitions = vec!["p7".to_owned()];
-            }),
-            ("table public.outbox has the access method columnar:", |now| {
-                table(now).access_method = Some("columnar".to_owned());
-            }),
-            ("table public.outbox is a hypertable:", |now| table(now).is_hypertable = true),
             ("tables inherit from public.outbox (c, d):", |now| {
                 table(now).children = vec!["c".to_owned(), "d".to_owned()];
             }),
-            ("rules of public.outbox replace an insert (r on outbox):", |now| {
-                table(now).insert_rules = vec!["r on outbox".to_owned()];
-            }),
-            ("table public.outbox is partitioned, and publication walrelay_orders publishes rows under", |now| {
-                table(now).kind = "p".to_owned();
-            }),
-            ("table public.outbox is a partition, and publication walrelay_orders publishes its rows under", |now| {
-                publication(now).flags.via_root = true;
-                now.members.push(member(1, "events"));
-            }),
-            ("publication walrelay_orders has publish = '': without inserts there are no events:", |now| {
-                publication(now).flags.insert = false;
-            }),
-            ("publication walrelay_orders has publish = 'update, truncate': without inserts", |now| {
-                publication(now).flags = Flags { update: true, truncate: true, ..Flags::default() };
-            }),
+            (
+                "rules of public.outbox replace an insert (r on outbox):",
+                |now| {
+                    table(now).insert_rules = vec!["r on outbox".to_owned()];
+                },
+            ),
+            (
+                "table public.outbox is partitioned, and publication walrelay_orders publishes \
+                 rows under",
+                |now| {
+                    table(now).kind = "p".to_owned();
+                },
+            ),
+            (
+                "table public.outbox is a partition, and publication walrelay_orders publishes its \
+                 rows under",
+                |now| {
+                    publication(now).flags.via_root = true;
+                    now.members.push(member(1, "events"));
+                },
+            ),
+            (
+                "publication walrelay_orders has publish = '': without inserts there are no events:",
+                |now| {
+                    publication(now).flags.insert = false;
+                },
+            ),
+            (
+                "publication walrelay_orders has publish = 'update, truncate': without inserts",
+                |now| {
+                    publication(now).flags = Flags {
+                        update: true,
+                        truncate: true,
+                        ..Flags::default()
+                    };
+                },
+            ),
         ];
         for (cause, change) in rows {
             let now = changed_by(change);
             let error = compare(&changed_by(|_| {}), &now).unwrap_err();
             assert_eq!(error.kind(), Kind::Publication, "{cause}");
-            assert!(error.cause().starts_with(cause), "{cause:?} does not start {:?}", error.cause());
-            assert!(error.cause().contains("since the last look may not be in the stream"), "{}", error.cause());
+            assert!(
+                error.cause().starts_with(cause),
+                "{cause:?} does not start {:?}",
+                error.cause()
+            );
+            assert!(
+                error
+                    .cause()
+                    .contains("since the last look may not be in the stream"),
+                "{}",
+                error.cause()
+            );
             let remedy = error.what_to_do().unwrap();
             assert!(
-                ["alter", "walrelay replay", "rename", "drop rule"].iter().any(|verb| remedy.contains(verb)),
+                ["alter", "walrelay replay", "rename", "drop rule"]
+                    .iter()
+                    .any(|verb| remedy.contains(verb)),
                 "{cause}: {remedy}"
             );
         }
@@ -407,11 +603,19 @@ mod tests {
             |now| publication(now).owner = "17".to_owned(),
             |now| publication(now).row_version = "701".to_owned(),
             |now| publication(now).generated_columns = Some("s".to_owned()),
-            |now| now.members.push(Member { through: "schema".to_owned(), oid: 40, ..Member::default() }),
+            |now| {
+                now.members.push(Member {
+                    through: "schema".to_owned(),
+                    oid: 40,
+                    ..Member::default()
+                })
+            },
             // More operations than before: they are dropped.
             |now| {
                 let flags = &mut publication(now).flags;
-                (flags.update, flags.delete, flags.truncate) = (true, true, true);
+                flags.update = true;
+                flags.delete = true;
+                flags.truncate = true;
             },
         ];
         for change in harmless {
@@ -421,8 +625,15 @@ mod tests {
     }
 
     fn look_at(catalog: Fingerprint) -> Look {
-        let pair = Pair { snapshot: "10:10:".parse().unwrap(), lsn: Lsn::new(5) };
-        Look { now: vec![catalog], pair: Some(pair), unreadable: None }
+        let pair = Pair {
+            snapshot: "10:10:".parse().unwrap(),
+            lsn: Lsn::new(5),
+        };
+        Look {
+            now: vec![catalog],
+            pair: Some(pair),
+            unreadable: None,
+        }
     }
 
     #[test]
@@ -439,9 +650,19 @@ mod tests {
             |now| publication(now).flags.delete = true,
             |now| publication(now).generated_columns = Some("s".to_owned()),
         ];
-        assert!(changes.into_iter().all(|change| !looks_as_before(&before, &changed_by(change))));
+        assert!(
+            changes
+                .into_iter()
+                .all(|change| !looks_as_before(&before, &changed_by(change)))
+        );
         // Of a relay of messages alone.
-        assert!(!Look { now: Vec::new(), ..look }.is_altered("700"));
+        assert!(
+            !Look {
+                now: Vec::new(),
+                ..look
+            }
+            .is_altered("700")
+        );
     }
 
     #[test]
@@ -450,19 +671,35 @@ mod tests {
             let mut before = changed_by(|_| {});
             let now = changed_by(change);
             let news = notices(&mut before, &now);
-            assert!(news.len() == 1 && news[0].contains(expected), "{expected}: {news:?}");
+            assert!(
+                news.len() == 1 && news[0].contains(expected),
+                "{expected}: {news:?}"
+            );
             assert_eq!(notices(&mut before, &now), Vec::<String>::new());
         };
-        told(|now| table(now).row_version = "711".to_owned(), "looks as before");
+        told(
+            |now| table(now).row_version = "711".to_owned(),
+            "looks as before",
+        );
         let trigger: Change = |now| {
-            (table(now).row_version, table(now).insert_triggers) = ("711".to_owned(), vec!["t on outbox".to_owned()]);
+            (table(now).row_version, table(now).insert_triggers) =
+                ("711".to_owned(), vec!["t on outbox".to_owned()]);
         };
-        told(trigger, "a trigger runs before each insert of a row (t on outbox)");
+        told(
+            trigger,
+            "a trigger runs before each insert of a row (t on outbox)",
+        );
         let column: Change = |now| {
             table(now).row_version = "711".to_owned();
             table(now).columns.push(PublishedColumn::default());
         };
-        assert_eq!(notices(&mut changed_by(|_| {}), &changed_by(column)), Vec::<String>::new());
-        assert_eq!(notices(&mut changed_by(|_| {}), &changed_by(|_| {})), Vec::<String>::new());
+        assert_eq!(
+            notices(&mut changed_by(|_| {}), &changed_by(column)),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            notices(&mut changed_by(|_| {}), &changed_by(|_| {})),
+            Vec::<String>::new()
+        );
     }
 }

@@ -1,11 +1,13 @@
-//! Whether the stored position belongs to this server, slot and cluster of the bus, and where to start (P1).
+//! Whether the stored position belongs to this server, slot and cluster of the bus, and where to
+//! start (P1).
 //!
-//! The position alone says nothing: the same LSN is another place on another server, after a restored backup or on
-//! another timeline, and a slot that was recreated begins behind events nobody relayed. Postgres notices none of it:
-//! a start point beyond the slot is taken as it is, and one behind it is moved forward with a line in its own log
-//! (<https://www.postgresql.org/docs/current/protocol-replication.html>). Not noticed here: a restored
-//! copy of the same server that has since written as much WAL as the original had; a cluster of the bus that was taken
-//! back to an older state of its disks.
+//! The position alone says nothing: the same LSN is another place on another server, after a
+//! restored backup or on another timeline, and a slot that was recreated begins behind events
+//! nobody relayed. Postgres notices none of it: a start point beyond the slot is taken as it is,
+//! and one behind it is moved forward with a line in its own log
+//! (<https://www.postgresql.org/docs/current/protocol-replication.html>). Not noticed here: a
+//! restored copy of the same server that has since written as much WAL as the original had; a
+//! cluster of the bus that was taken back to an older state of its disks.
 
 use crate::config::Bus;
 use crate::postgres::replication::TimelineSwitch;
@@ -46,12 +48,13 @@ pub(crate) struct Start {
 
 /// Where to start, or why not to.
 ///
-/// `wal_end` is the end of the server's flushed WAL (`IDENTIFY_SYSTEM`), read *after* the slot; `history` is what
-/// `TIMELINE_HISTORY` says of `now.timeline`, and may be empty where that equals the stored one. With `adopt` the
-/// slot's position replaces one that does not belong here, with a note per mismatch; where all belongs together,
-/// `adopt` changes nothing. The position returned is never beyond `wal_end`, and without `adopt` neither beyond what
-/// is stored nor behind `slot.confirmed_flush`.
-/// Errors: [`Kind::PositionMismatch`], with what to verify and what `--adopt-slot` may lose.
+/// `wal_end` is the end of the server's flushed WAL (`IDENTIFY_SYSTEM`), read *after* the slot;
+/// `history` is what `TIMELINE_HISTORY` says of `now.timeline`, and may be empty where that equals
+/// the stored one. With `adopt` the slot's position replaces one that does not belong here, with a
+/// note per mismatch; where all belongs together, `adopt` changes nothing. The position returned is
+/// never beyond `wal_end`, and without `adopt` neither beyond what is stored nor behind
+/// `slot.confirmed_flush`. Errors: [`Kind::PositionMismatch`], with what to verify and what
+/// `--adopt-slot` may lose.
 pub(crate) fn reconcile(
     stored: Option<&Stored>,
     now: &ServerIdentity,
@@ -66,26 +69,49 @@ pub(crate) fn reconcile(
     let from_slot = Position::at(slot.confirmed_flush);
     let Some(stored) = stored else {
         let note = format!(
-            "no position is stored for slot {}: starting where the slot was last confirmed, {}; rows that were in the table \
-             before it are not relayed, unless --backlog says so the first time; `{}` publishes them later",
+            "no position is stored for slot {}: starting where the slot was last confirmed, {}; \
+             rows that were in the table \
+             before it are not relayed, unless --backlog says so the first time; `{}` publishes \
+             them later",
             slot.name,
             slot.confirmed_flush,
             NextCommand::new("replay")
         );
-        return Ok(Start { position: from_slot, published: None, notes: vec![note] });
+        return Ok(Start {
+            position: from_slot,
+            published: None,
+            notes: vec![note],
+        });
     };
-    let Comparison { position, published, mut notes, mismatches } = compare(stored, now, slot, wal_end, history);
+    let Comparison {
+        position,
+        published,
+        mut notes,
+        mismatches,
+    } = compare(stored, now, slot, wal_end, history);
     match mismatches.first() {
-        None => Ok(Start { position, published, notes }),
+        None => Ok(Start {
+            position,
+            published,
+            notes,
+        }),
         Some(first) if !adopt => Err(first.refusal(slot)),
         Some(_) => {
-            notes.extend(mismatches.iter().map(|it| format!("accepted because of --adopt-slot: {}", it.cause)));
+            notes.extend(
+                mismatches
+                    .iter()
+                    .map(|it| format!("accepted because of --adopt-slot: {}", it.cause)),
+            );
             notes.push(format!(
                 "the stored position {} is given up for the slot's, {}",
                 stored.position, slot.confirmed_flush
             ));
             // The published rows before the slot's position are not known any more.
-            Ok(Start { position: from_slot, published: None, notes })
+            Ok(Start {
+                position: from_slot,
+                published: None,
+                notes,
+            })
         }
     }
 }
@@ -101,10 +127,10 @@ pub(crate) struct Gap {
     pub notes: Vec<String>,
 }
 
-/// Whether what is stored belongs to this server, and to a slot that lacks events which the table has. As
-/// [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero.
-/// Errors: [`Kind::PositionMismatch`]: of another server, timeline or slot, a log that is not there, or events in no
-/// table.
+/// Whether what is stored belongs to this server, and to a slot that lacks events which the table
+/// has. As [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero. Errors:
+/// [`Kind::PositionMismatch`]: of another server, timeline or slot, a log that is not there, or
+/// events in no table.
 pub(crate) fn gap(
     stored: &Stored,
     now: &ServerIdentity,
@@ -112,20 +138,35 @@ pub(crate) fn gap(
     wal_end: Lsn,
     history: &[TimelineSwitch],
 ) -> Result<Option<Gap>> {
-    let Comparison { published, notes, mismatches, .. } = compare(stored, now, slot, wal_end, history);
+    let Comparison {
+        published,
+        notes,
+        mismatches,
+        ..
+    } = compare(stored, now, slot, wal_end, history);
     if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table) {
         return Err(other.refusal(slot));
     }
-    Ok(mismatches.into_iter().next().map(|first| Gap { cause: first.cause, published, notes }))
+    Ok(mismatches.into_iter().next().map(|first| Gap {
+        cause: first.cause,
+        published,
+        notes,
+    }))
 }
 
 /// The published rows, on the timeline the server is on now.
-pub(crate) fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
+pub(crate) fn known(
+    stored: &Stored,
+    now: &ServerIdentity,
+    history: &[TimelineSwitch],
+) -> Option<Published> {
     let published = stored.published.as_ref()?;
     if stored.server.timeline == now.timeline {
         return Some(published.clone());
     }
-    let switch = history.iter().find(|switch| switch.timeline == stored.server.timeline)?;
+    let switch = history
+        .iter()
+        .find(|switch| switch.timeline == stored.server.timeline)?;
     published.until(switch.switch_lsn)
 }
 
@@ -149,11 +190,14 @@ struct Mismatch {
     is_in_the_table: bool,
 }
 
-const LOST_OR_AGAIN: &str = "events that committed before it and were not delivered are lost to the stream, and events \
+const LOST_OR_AGAIN: &str = "events that committed before it and were not delivered are lost to \
+                             the stream, and events \
                              after it that were delivered already come again";
 const LOST: &str = "events that committed before it and were not delivered are lost to the stream";
-const NOT_COVERED: &str = "rows the publication did not cover are lost to the stream, and events after it come again";
-const PRESENT_PRIMARY: &str = "check that the connection leads to the present primary, not to one that was left behind \
+const NOT_COVERED: &str =
+    "rows the publication did not cover are lost to the stream, and events after it come again";
+const PRESENT_PRIMARY: &str = "check that the connection leads to the present primary, not to one \
+                               that was left behind \
                                by a promotion";
 fn verify_and_replay() -> Remedy {
     Remedy::from("`")
@@ -171,7 +215,10 @@ fn compare(
     history: &[TimelineSwitch],
 ) -> Comparison {
     // Of an outbox that is new, rows from before it are not published, whatever a snapshot sees.
-    let is_new = slot.table_oids.iter().any(|oid| !stored.table_oids.contains(oid));
+    let is_new = slot
+        .table_oids
+        .iter()
+        .any(|oid| !stored.table_oids.contains(oid));
     let mut comparison = Comparison {
         position: stored.position,
         published: known(stored, now, history).filter(|_| !is_new),
@@ -179,9 +226,14 @@ fn compare(
         mismatches: Vec::new(),
     };
     let other_slot = (stored.slot != slot.name).then(|| Mismatch {
-        cause: format!("the stored position belongs to slot {}, not to {}", stored.slot, slot.name),
-        verify: "check slot and state key: two relays must not share a key. A renamed slot wants a key of its own"
-            .into(),
+        cause: format!(
+            "the stored position belongs to slot {}, not to {}",
+            stored.slot, slot.name
+        ),
+        verify:
+            "check slot and state key: two relays must not share a key. A renamed slot wants a \
+                 key of its own"
+                .into(),
         risk: LOST,
         is_in_the_table: false,
     });
@@ -189,7 +241,9 @@ fn compare(
     let other_server = comparison.of_server(stored, now, slot, history);
     // LSNs and OIDs of another server or timeline say nothing here.
     let is_comparable = other_server.is_none();
-    comparison.mismatches.extend(other_server.into_iter().chain(other_slot));
+    comparison
+        .mismatches
+        .extend(other_server.into_iter().chain(other_slot));
     if is_comparable {
         comparison.of_log(stored, now, slot, wal_end);
         comparison.of_outboxes(stored, slot);
@@ -197,14 +251,17 @@ fn compare(
     comparison
 }
 
-/// Why the events are in another cluster than that of the brokers, if they are. A stored position without a cluster, of an
-/// older walrelay, belongs to any.
+/// Why the events are in another cluster than that of the brokers, if they are. A stored position
+/// without a cluster, of an older walrelay, belongs to any.
 fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
     let (before, now) = stored.cluster_id.as_ref().zip(slot.cluster_id.as_ref())?;
     (before != now).then(|| Mismatch {
         cause: other_cluster(slot.bus, before, now).cause().to_owned(),
-        verify: Remedy::from(format!("check {}. If the other cluster is meant: ", slot.bus.address))
-            .and(verify_and_replay()),
+        verify: Remedy::from(format!(
+            "check {}. If the other cluster is meant: ",
+            slot.bus.address
+        ))
+        .and(verify_and_replay()),
         risk: "events that only the cluster before has are not published to the other one",
         is_in_the_table: false,
     })
@@ -216,7 +273,8 @@ pub(crate) fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
 }
 
 impl Comparison {
-    /// Why nothing else can be compared, if nothing can. Takes the position back to where the timelines parted.
+    /// Why nothing else can be compared, if nothing can. Takes the position back to where the
+    /// timelines parted.
     fn of_server(
         &mut self,
         stored: &Stored,
@@ -224,67 +282,103 @@ impl Comparison {
         slot: &SlotNow,
         history: &[TimelineSwitch],
     ) -> Option<Mismatch> {
-        let (slot, then, timeline) = (&slot.name, stored.server.timeline, now.timeline);
+        let slot = &slot.name;
+        let then = stored.server.timeline;
+        let timeline = now.timeline;
         let elsewhere = |cause, verify: &str| {
-            Some(Mismatch { cause, verify: verify.into(), risk: LOST_OR_AGAIN, is_in_the_table: false })
+            Some(Mismatch {
+                cause,
+                verify: verify.into(),
+                risk: LOST_OR_AGAIN,
+                is_in_the_table: false,
+            })
         };
-        let (system, here) = (&stored.server.system_identifier, &now.system_identifier);
+        let system = &stored.server.system_identifier;
+        let here = &now.system_identifier;
         if system != here {
             return elsewhere(
                 format!(
-                    "the position of slot {slot} was stored for the server with system identifier {system}, and this one \
+                    "the position of slot {slot} was stored for the server with system identifier \
+                     {system}, and this one \
                      is {here}"
                 ),
-                "check that the connection leads to the server you mean; a copy, or one upgraded with pg_upgrade or dump \
+                "check that the connection leads to the server you mean; a copy, or one upgraded \
+                 with pg_upgrade or dump \
                  and restore, has another identifier",
             );
         }
         let stored_on = format!("the position of slot {slot} was stored on timeline {then}");
         if then > timeline {
             let cause = format!(
-                "{stored_on}, and the server is on timeline {timeline}: it is an old primary, or was restored to before \
+                "{stored_on}, and the server is on timeline {timeline}: it is an old primary, or \
+                 was restored to before \
                  a promotion"
             );
             return elsewhere(cause, PRESENT_PRIMARY);
         }
         if then < timeline {
             let Some(switch) = history.iter().find(|switch| switch.timeline == then) else {
-                let cause = format!("{stored_on}, which is no part of the history of the server's timeline {timeline}");
+                let cause = format!(
+                    "{stored_on}, which is no part of the history of the server's timeline \
+                     {timeline}"
+                );
                 return elsewhere(cause, PRESENT_PRIMARY);
             };
             self.position = clamped(self.position, switch.switch_lsn);
             if self.position != stored.position {
-                self.notes.push(phantoms(&stored.position, &self.position, timeline, switch.switch_lsn));
+                self.notes.push(phantoms(
+                    &stored.position,
+                    &self.position,
+                    timeline,
+                    switch.switch_lsn,
+                ));
             }
         }
         None
     }
 
     fn of_log(&mut self, stored: &Stored, now: &ServerIdentity, slot: &SlotNow, wal_end: Lsn) {
-        let (name, position, confirmed) = (&slot.name, self.position, slot.confirmed_flush);
+        let name = &slot.name;
+        let position = self.position;
+        let confirmed = slot.confirmed_flush;
         let same_timeline = stored.server.timeline == now.timeline;
         // A poller has no position, and knows how far the log was all the same.
-        let flushed = stored.published.as_ref().and_then(|published| published.flushed).filter(|_| same_timeline);
-        let flushed = flushed.filter(|flushed| *flushed > wal_end).map(Position::at);
+        let flushed = stored
+            .published
+            .as_ref()
+            .and_then(|published| published.flushed)
+            .filter(|_| same_timeline);
+        let flushed = flushed
+            .filter(|flushed| *flushed > wal_end)
+            .map(Position::at);
         let beyond = Some(position).filter(|position| ends_beyond(position, wal_end));
-        self.mismatches.extend(beyond.into_iter().chain(flushed).map(|delivered| Mismatch {
+        self.mismatches
+            .extend(beyond.into_iter().chain(flushed).map(|delivered| {
+                Mismatch {
             cause: format!(
-                "slot {name}: everything up to {delivered} was delivered, and the server's log ends at {wal_end}: it was \
+                "slot {name}: everything up to {delivered} was delivered, and the server's log \
+                 ends at {wal_end}: it was \
                  restored from a backup, or lost WAL"
             ),
-            verify: "check that the connection leads to the server you mean. If it was restored, events after the backup \
+            verify: "check that the connection leads to the server you mean. If it was restored, \
+                     events after the backup \
                      are in the bus and no longer in the database"
                 .into(),
             risk: "events after it come again, if they were delivered before the restore",
             is_in_the_table: false,
-        }));
+        }
+            }));
         if confirmed > position.end_lsn {
             self.mismatches.push(Mismatch {
                 cause: format!(
-                    "slot {name} was confirmed up to {confirmed}, and only up to {position} is everything known to be \
+                    "slot {name} was confirmed up to {confirmed}, and only up to {position} is \
+                     everything known to be \
                      delivered: the slot was recreated, or advanced by somebody else"
                 ),
-                verify: verify_and_replay().and("; slot.on_loss = recover does it by itself, where it can"),
+                verify: verify_and_replay().and(
+                    "; slot.on_loss = recover does it by itself, where \
+                                                 it can",
+                ),
                 risk: LOST,
                 is_in_the_table: true,
             });
@@ -295,8 +389,10 @@ impl Comparison {
         let name = &slot.name;
         let recreated = |what: &str, stored: u32, now: u32| {
             format!(
-                "the {what} of slot {name} is another one than before: it was dropped and created again while walrelay \
-                 was away, or another is named now (OID {stored}, now {now}): rows written in between may not be in the \
+                "the {what} of slot {name} is another one than before: it was dropped and created \
+                 again while walrelay \
+                 was away, or another is named now (OID {stored}, now {now}): rows written in \
+                 between may not be in the \
                  stream"
             )
         };
@@ -311,7 +407,8 @@ impl Comparison {
             let cause = recreated("publication", stored.publication_oid, slot.publication_oid);
             self.mismatches.push(changed(cause, true));
         }
-        let absent = |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
+        let absent =
+            |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
         let gone = absent(&stored.table_oids, &slot.table_oids);
         let new = absent(&slot.table_oids, &stored.table_oids);
         // Of a table that was made anew, or of another, what is stored says nothing.
@@ -319,7 +416,8 @@ impl Comparison {
             Some(new) => changed(recreated("outbox table", gone, new), false),
             None => {
                 let cause = format!(
-                    "an outbox table of slot {name}, with OID {gone}, is not in the configuration any more: its events \
+                    "an outbox table of slot {name}, with OID {gone}, is not in the configuration \
+                     any more: its events \
                      that were not delivered yet would be given up"
                 );
                 changed(cause, false)
@@ -328,35 +426,48 @@ impl Comparison {
         let same = same_publication && gone.is_none();
         if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
             let cause = format!(
-                "the outbox table of slot {name} was taken out of the publication and added again, or added in another \
+                "the outbox table of slot {name} was taken out of the publication and added again, \
+                 or added in another \
                  way, while walrelay was away: rows written in between are not in the stream"
             );
             self.mismatches.push(changed(cause, true));
         }
-        if let Some(prefix) = stored.message_prefixes.iter().find(|prefix| !slot.message_prefixes.contains(prefix)) {
+        if let Some(prefix) = stored
+            .message_prefixes
+            .iter()
+            .find(|prefix| !slot.message_prefixes.contains(prefix))
+        {
             self.mismatches.push(Mismatch {
                 cause: format!(
-                    "messages with prefix {prefix:?} were events of slot {name}, and no outbox of the configuration takes \
+                    "messages with prefix {prefix:?} were events of slot {name}, and no outbox of \
+                     the configuration takes \
                      them any more: those that were not delivered yet would be given up"
                 ),
-                verify: "check message_prefix in the configuration. If it is meant, relay with the old one until no session \
+                verify:
+                    "check message_prefix in the configuration. If it is meant, relay with the \
+                         old one until no session \
                          emits it"
-                    .into(),
+                        .into(),
                 risk: "messages with that prefix are not relayed, and events after it come again",
                 is_in_the_table: false,
             });
         }
-        let more_messages = slot.message_prefixes.iter().any(|prefix| !stored.message_prefixes.contains(prefix));
+        let more_messages = slot
+            .message_prefixes
+            .iter()
+            .any(|prefix| !stored.message_prefixes.contains(prefix));
         if same && (new.is_some() || more_messages) {
             // An index counts the events of all outboxes there are.
             if let Some(partial) = self.position.partial.take() {
                 self.notes.push(format!(
-                    "an outbox is new to slot {name}: events of the transaction at {} that were delivered come again",
+                    "an outbox is new to slot {name}: events of the transaction at {} that were \
+                     delivered come again",
                     partial.commit_lsn
                 ));
             }
             self.notes.push(format!(
-                "an outbox is new to slot {name}: it is relayed from {} on, and what was written before is not",
+                "an outbox is new to slot {name}: it is relayed from {} on, and what was written \
+                 before is not",
                 self.position
             ));
         }
@@ -365,9 +476,11 @@ impl Comparison {
 
 impl Mismatch {
     fn refusal(&self, slot: &SlotNow) -> Error {
-        let (risk, confirmed) = (self.risk, slot.confirmed_flush);
+        let risk = self.risk;
+        let confirmed = slot.confirmed_flush;
         Error::new(Kind::PositionMismatch, &self.cause).remedy(self.verify.clone().and(format!(
-            ". Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}. `--backlog` beside it \
+            ". Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}. \
+             `--backlog` beside it \
              publishes rows of the table"
         )))
     }
@@ -375,18 +488,28 @@ impl Mismatch {
 
 /// A commit record that starts at `end` has not been written yet.
 fn ends_beyond(position: &Position, end: Lsn) -> bool {
-    position.end_lsn > end || position.partial.is_some_and(|partial| partial.commit_lsn >= end)
+    position.end_lsn > end
+        || position
+            .partial
+            .is_some_and(|partial| partial.commit_lsn >= end)
 }
 
-/// The part of `position` on the timeline that was left at `switch_lsn`; record boundaries do not straddle a switch.
+/// The part of `position` on the timeline that was left at `switch_lsn`; record boundaries do not
+/// straddle a switch.
 fn clamped(position: Position, switch_lsn: Lsn) -> Position {
-    if ends_beyond(&position, switch_lsn) { Position::at(position.end_lsn.min(switch_lsn)) } else { position }
+    if ends_beyond(&position, switch_lsn) {
+        Position::at(position.end_lsn.min(switch_lsn))
+    } else {
+        position
+    }
 }
 
 fn phantoms(stored: &Position, position: &Position, timeline: u32, switch_lsn: Lsn) -> String {
     format!(
-        "the server was promoted to timeline {timeline} at {switch_lsn}, and events were delivered up to {stored}: those \
-         of transactions that committed after {switch_lsn} are in the bus and no longer in the database. Delivery goes \
+        "the server was promoted to timeline {timeline} at {switch_lsn}, and events were delivered \
+         up to {stored}: those \
+         of transactions that committed after {switch_lsn} are in the bus and no longer in the \
+         database. Delivery goes \
          on from {position}; consumers have to be told"
     )
 }
@@ -395,14 +518,16 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
     Error::new(
         Kind::PositionMismatch,
         format!(
-            "slot {} was confirmed up to {}, and the server's log ends at {wal_end}: whatever is written in between \
+            "slot {} was confirmed up to {}, and the server's log ends at {wal_end}: whatever is \
+             written in between \
              would be skipped",
             slot.name, slot.confirmed_flush
         ),
     )
     .remedy(
         Remedy::from(format!(
-            "another session confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
+            "another session confirmed WAL that does not exist (yet), or the server lost WAL. Look \
+             for events from then that are \
              not in the bus, then drop the slot (select pg_drop_replication_slot('{}')) and run `",
             slot.name
         ))
@@ -417,10 +542,16 @@ mod tests {
     use proptest::prelude::*;
     use walrelay_core::position::Partial;
 
-    const SWITCH: TimelineSwitch = TimelineSwitch { timeline: 1, switch_lsn: Lsn::new(500) };
+    const SWITCH: TimelineSwitch = TimelineSwitch {
+        timeline: 1,
+        switch_lsn: Lsn::new(500),
+    };
 
     fn server(timeline: u32) -> ServerIdentity {
-        ServerIdentity { system_identifier: "7000".to_owned(), timeline }
+        ServerIdentity {
+            system_identifier: "7000".to_owned(),
+            timeline,
+        }
     }
 
     fn stored_at(timeline: u32, position: Position) -> Stored {
@@ -443,7 +574,8 @@ mod tests {
     }
 
     fn slot_at(confirmed: u64) -> SlotNow {
-        let (confirmed_flush, membership_oids) = (Lsn::new(confirmed), vec![13]);
+        let confirmed_flush = Lsn::new(confirmed);
+        let membership_oids = vec![13];
         SlotNow {
             name: "orders".to_owned(),
             confirmed_flush,
@@ -458,7 +590,13 @@ mod tests {
     }
 
     fn partly(end: u64, commit: u64) -> Position {
-        Position { end_lsn: Lsn::new(end), partial: Some(Partial { commit_lsn: Lsn::new(commit), index: 3 }) }
+        Position {
+            end_lsn: Lsn::new(end),
+            partial: Some(Partial {
+                commit_lsn: Lsn::new(commit),
+                index: 3,
+            }),
+        }
     }
 
     fn at(end: u64) -> Position {
@@ -469,93 +607,307 @@ mod tests {
     fn without_a_stored_position_delivery_starts_at_the_confirmed_lsn() {
         let start = reconcile(None, &server(1), &slot_at(400), Lsn::new(900), &[], false).unwrap();
         assert_eq!(start.position, at(400));
-        assert!(start.notes[0].contains("no position is stored for slot orders"), "{:?}", start.notes);
+        assert!(
+            start.notes[0].contains("no position is stored for slot orders"),
+            "{:?}",
+            start.notes
+        );
     }
 
     #[test]
     fn a_matching_stored_position_is_the_start_without_notes_even_when_adopting() {
-        for position in [at(400), at(700), at(900), partly(700, 700), partly(700, 899)] {
+        for position in [
+            at(400),
+            at(700),
+            at(900),
+            partly(700, 700),
+            partly(700, 899),
+        ] {
             for adopt in [false, true] {
                 let stored = stored_at(1, position);
-                let start = reconcile(Some(&stored), &server(1), &slot_at(400), Lsn::new(900), &[], adopt).unwrap();
-                assert_eq!(start, Start { position, published: None, notes: vec![] });
+                let start = reconcile(
+                    Some(&stored),
+                    &server(1),
+                    &slot_at(400),
+                    Lsn::new(900),
+                    &[],
+                    adopt,
+                )
+                .unwrap();
+                assert_eq!(
+                    start,
+                    Start {
+                        position,
+                        published: None,
+                        notes: vec![]
+                    }
+                );
             }
         }
         // A promotion behind the position is no news.
-        let (stored, position) = (stored_at(1, partly(450, 470)), partly(450, 470));
-        let start = reconcile(Some(&stored), &server(2), &slot_at(400), Lsn::new(900), &[SWITCH], false).unwrap();
-        assert_eq!(start, Start { position, published: None, notes: vec![] });
+        let stored = stored_at(1, partly(450, 470));
+        let position = partly(450, 470);
+        let start = reconcile(
+            Some(&stored),
+            &server(2),
+            &slot_at(400),
+            Lsn::new(900),
+            &[SWITCH],
+            false,
+        )
+        .unwrap();
+        assert_eq!(
+            start,
+            Start {
+                position,
+                published: None,
+                notes: vec![]
+            }
+        );
     }
 
     #[test]
     fn each_mismatch_is_refused_by_name_and_adopted_with_a_note() {
-        let other_server = ServerIdentity { system_identifier: "7001".to_owned(), timeline: 1 };
-        let other_slot = Stored { slot: "billing".to_owned(), ..stored_at(1, at(700)) };
-        let other_publication = Stored { publication_oid: 99, ..stored_at(1, at(700)) };
-        let other_table = Stored { table_oids: vec![98], ..stored_at(1, at(700)) };
-        let other_cluster = Stored { cluster_id: Some("second".to_owned()), ..stored_at(1, at(700)) };
+        let other_server = ServerIdentity {
+            system_identifier: "7001".to_owned(),
+            timeline: 1,
+        };
+        let other_slot = Stored {
+            slot: "billing".to_owned(),
+            ..stored_at(1, at(700))
+        };
+        let other_publication = Stored {
+            publication_oid: 99,
+            ..stored_at(1, at(700))
+        };
+        let other_table = Stored {
+            table_oids: vec![98],
+            ..stored_at(1, at(700))
+        };
+        let other_cluster = Stored {
+            cluster_id: Some("second".to_owned()),
+            ..stored_at(1, at(700))
+        };
         let rows: Vec<(&str, Stored, ServerIdentity, u64, &[&str])> = vec![
-            ("another server", stored_at(1, at(700)), other_server, 400, &["7000", "7001", "system identifier"]),
-            ("another cluster", other_cluster, server(1), 400, &["cluster first", "cluster second", "kafka.brokers"]),
-            ("another slot", other_slot, server(1), 400, &["billing", "orders"]),
-            ("an old primary", stored_at(3, at(700)), server(2), 400, &["timeline 3", "timeline 2", "old primary"]),
-            ("another branch", stored_at(2, at(700)), server(3), 400, &["no part of the history", "timeline 2"]),
-            ("a restored backup", stored_at(1, at(901)), server(1), 400, &["0/385", "ends at 0/384", "backup"]),
-            ("a partial beyond the log", stored_at(1, partly(700, 900)), server(1), 400, &["0/384", "backup"]),
-            ("a slot ahead", stored_at(1, at(399)), server(1), 400, &["0/190", "0/18F", "advanced by somebody"]),
-            ("a slot ahead of a partial", stored_at(1, partly(399, 600)), server(1), 400, &["0/190", "0/18F"]),
-            ("a slot made after a promotion", stored_at(1, at(700)), server(2), 600, &["0/258", "0/1F4"]),
-            ("another publication", other_publication, server(1), 400, &["publication", "OID 99", "now 11"]),
-            ("another table", other_table, server(1), 400, &["outbox table", "OID 98", "now 12"]),
+            (
+                "another server",
+                stored_at(1, at(700)),
+                other_server,
+                400,
+                &["7000", "7001", "system identifier"],
+            ),
+            (
+                "another cluster",
+                other_cluster,
+                server(1),
+                400,
+                &["cluster first", "cluster second", "kafka.brokers"],
+            ),
+            (
+                "another slot",
+                other_slot,
+                server(1),
+                400,
+                &["billing", "orders"],
+            ),
+            (
+                "an old primary",
+                stored_at(3, at(700)),
+                server(2),
+                400,
+                &["timeline 3", "timeline 2", "old primary"],
+            ),
+            (
+                "another branch",
+                stored_at(2, at(700)),
+                server(3),
+                400,
+                &["no part of the history", "timeline 2"],
+            ),
+            (
+                "a restored backup",
+                stored_at(1, at(901)),
+                server(1),
+                400,
+                &["0/385", "ends at 0/384", "backup"],
+            ),
+            (
+                "a partial beyond the log",
+                stored_at(1, partly(700, 900)),
+                server(1),
+                400,
+                &["0/384", "backup"],
+            ),
+            (
+                "a slot ahead",
+                stored_at(1, at(399)),
+                server(1),
+                400,
+                &["0/190", "0/18F", "advanced by somebody"],
+            ),
+            (
+                "a slot ahead of a partial",
+                stored_at(1, partly(399, 600)),
+                server(1),
+                400,
+                &["0/190", "0/18F"],
+            ),
+            (
+                "a slot made after a promotion",
+                stored_at(1, at(700)),
+                server(2),
+                600,
+                &["0/258", "0/1F4"],
+            ),
+            (
+                "another publication",
+                other_publication,
+                server(1),
+                400,
+                &["publication", "OID 99", "now 11"],
+            ),
+            (
+                "another table",
+                other_table,
+                server(1),
+                400,
+                &["outbox table", "OID 98", "now 12"],
+            ),
         ];
         for (name, stored, now, confirmed, says) in rows {
             let slot = slot_at(confirmed);
-            let refuse = reconcile(Some(&stored), &now, &slot, Lsn::new(900), &[SWITCH], false).unwrap_err();
+            let refuse =
+                reconcile(Some(&stored), &now, &slot, Lsn::new(900), &[SWITCH], false).unwrap_err();
             assert_eq!(refuse.kind(), Kind::PositionMismatch, "{name}");
             for word in says {
-                assert!(refuse.cause().contains(word), "{name}: {word:?} is not in {:?}", refuse.cause());
+                assert!(
+                    refuse.cause().contains(word),
+                    "{name}: {word:?} is not in {:?}",
+                    refuse.cause()
+                );
             }
             let remedy = refuse.what_to_do().unwrap();
-            assert!(remedy.contains("--adopt-slot") && remedy.contains("--backlog"), "{name}: {remedy}");
-            assert!(remedy.contains(&slot.confirmed_flush.to_string()), "{name}: {remedy}");
+            assert!(
+                remedy.contains("--adopt-slot") && remedy.contains("--backlog"),
+                "{name}: {remedy}"
+            );
+            assert!(
+                remedy.contains(&slot.confirmed_flush.to_string()),
+                "{name}: {remedy}"
+            );
 
-            let start = reconcile(Some(&stored), &now, &slot, Lsn::new(900), &[SWITCH], true).unwrap();
+            let start =
+                reconcile(Some(&stored), &now, &slot, Lsn::new(900), &[SWITCH], true).unwrap();
             assert_eq!(start.position, at(confirmed), "{name}");
-            assert!(start.notes.iter().any(|note| note.contains(refuse.cause())), "{name}: {:?}", start.notes);
+            assert!(
+                start.notes.iter().any(|note| note.contains(refuse.cause())),
+                "{name}: {:?}",
+                start.notes
+            );
         }
-        let stored = Stored { slot: "billing".to_owned(), table_oids: vec![98], ..stored_at(1, at(300)) };
-        let start = reconcile(Some(&stored), &server(1), &slot_at(400), Lsn::new(900), &[], true).unwrap();
-        assert_eq!(start.notes.iter().filter(|note| note.starts_with("accepted")).count(), 3, "{:?}", start.notes);
+        let stored = Stored {
+            slot: "billing".to_owned(),
+            table_oids: vec![98],
+            ..stored_at(1, at(300))
+        };
+        let start = reconcile(
+            Some(&stored),
+            &server(1),
+            &slot_at(400),
+            Lsn::new(900),
+            &[],
+            true,
+        )
+        .unwrap();
+        assert_eq!(
+            start
+                .notes
+                .iter()
+                .filter(|note| note.starts_with("accepted"))
+                .count(),
+            3,
+            "{:?}",
+            start.notes
+        );
     }
 
     #[test]
     fn a_position_without_a_cluster_belongs_to_any() {
         let known = stored_at(1, at(700));
-        let unknown = Stored { cluster_id: None, ..known.clone() };
-        let untold = SlotNow { cluster_id: None, ..slot_at(400) };
+        let unknown = Stored {
+            cluster_id: None,
+            ..known.clone()
+        };
+        let untold = SlotNow {
+            cluster_id: None,
+            ..slot_at(400)
+        };
         for (stored, slot) in [(&unknown, slot_at(400)), (&known, untold)] {
-            let start = reconcile(Some(stored), &server(1), &slot, Lsn::new(900), &[], false).unwrap();
-            assert_eq!(start, Start { position: at(700), published: None, notes: vec![] });
+            let start =
+                reconcile(Some(stored), &server(1), &slot, Lsn::new(900), &[], false).unwrap();
+            assert_eq!(
+                start,
+                Start {
+                    position: at(700),
+                    published: None,
+                    notes: vec![]
+                }
+            );
         }
     }
 
     #[test]
     fn a_promotion_before_the_position_moves_the_start_back_and_notes_lost_events() {
-        for (position, clamped) in [(at(700), at(500)), (partly(450, 500), at(450)), (partly(700, 800), at(500))] {
+        for (position, clamped) in [
+            (at(700), at(500)),
+            (partly(450, 500), at(450)),
+            (partly(700, 800), at(500)),
+        ] {
             let stored = stored_at(1, position);
-            let start = reconcile(Some(&stored), &server(2), &slot_at(400), Lsn::new(900), &[SWITCH], false).unwrap();
+            let start = reconcile(
+                Some(&stored),
+                &server(2),
+                &slot_at(400),
+                Lsn::new(900),
+                &[SWITCH],
+                false,
+            )
+            .unwrap();
             assert_eq!(start.position, clamped, "{position}");
-            assert!(start.notes[0].contains("no longer in the database"), "{:?}", start.notes);
-            assert!(start.notes[0].contains("timeline 2 at 0/1F4"), "{:?}", start.notes);
+            assert!(
+                start.notes[0].contains("no longer in the database"),
+                "{:?}",
+                start.notes
+            );
+            assert!(
+                start.notes[0].contains("timeline 2 at 0/1F4"),
+                "{:?}",
+                start.notes
+            );
         }
     }
 
     #[test]
     fn the_timeline_switch_that_counts_is_the_one_from_the_stored_timeline() {
-        let history = [SWITCH, TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(800) }];
+        let history = [
+            SWITCH,
+            TimelineSwitch {
+                timeline: 2,
+                switch_lsn: Lsn::new(800),
+            },
+        ];
         let start = |timeline| {
             let stored = stored_at(timeline, at(700));
-            reconcile(Some(&stored), &server(3), &slot_at(400), Lsn::new(900), &history, false).unwrap().position
+            reconcile(
+                Some(&stored),
+                &server(3),
+                &slot_at(400),
+                Lsn::new(900),
+                &history,
+                false,
+            )
+            .unwrap()
+            .position
         };
         assert_eq!(start(1), at(500));
         assert_eq!(start(2), at(700));
@@ -564,9 +916,22 @@ mod tests {
     #[test]
     fn a_slot_confirmed_beyond_the_wal_is_refused_even_when_adopting() {
         for stored in [None, Some(stored_at(1, at(700)))] {
-            let error = reconcile(stored.as_ref(), &server(1), &slot_at(901), Lsn::new(900), &[], true).unwrap_err();
+            let error = reconcile(
+                stored.as_ref(),
+                &server(1),
+                &slot_at(901),
+                Lsn::new(900),
+                &[],
+                true,
+            )
+            .unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch);
-            assert!(error.what_to_do().unwrap().contains("pg_drop_replication_slot('orders')"));
+            assert!(
+                error
+                    .what_to_do()
+                    .unwrap()
+                    .contains("pg_drop_replication_slot('orders')")
+            );
         }
     }
 
@@ -624,36 +989,86 @@ mod tests {
 
     #[test]
     fn an_added_outbox_is_noted_and_a_removed_one_is_a_mismatch() {
-        let (now, slot) = (server(1), slot_at(300));
+        let now = server(1);
+        let slot = slot_at(300);
         let added = SlotNow {
             table_oids: vec![12, 99],
             membership_oids: [slot.membership_oids.clone(), vec![77]].concat(),
             ..slot.clone()
         };
-        let start = reconcile(Some(&stored_at(1, at(300))), &now, &added, Lsn::new(900), &[], false).unwrap();
-        assert!(start.notes.iter().any(|note| note.contains("an outbox is new")), "{:?}", start.notes);
-        let halfway =
-            reconcile(Some(&stored_at(1, partly(300, 320))), &now, &added, Lsn::new(900), &[], false).unwrap();
-        assert_eq!(halfway.position, at(300), "an index counts events of all outboxes");
-        assert!(halfway.notes.iter().any(|note| note.contains("come again")), "{:?}", halfway.notes);
-        let two = Stored { table_oids: vec![12, 99], ..stored_at(1, at(300)) };
+        let start = reconcile(
+            Some(&stored_at(1, at(300))),
+            &now,
+            &added,
+            Lsn::new(900),
+            &[],
+            false,
+        )
+        .unwrap();
+        assert!(
+            start
+                .notes
+                .iter()
+                .any(|note| note.contains("an outbox is new")),
+            "{:?}",
+            start.notes
+        );
+        let halfway = reconcile(
+            Some(&stored_at(1, partly(300, 320))),
+            &now,
+            &added,
+            Lsn::new(900),
+            &[],
+            false,
+        )
+        .unwrap();
+        assert_eq!(
+            halfway.position,
+            at(300),
+            "an index counts events of all outboxes"
+        );
+        assert!(
+            halfway.notes.iter().any(|note| note.contains("come again")),
+            "{:?}",
+            halfway.notes
+        );
+        let two = Stored {
+            table_oids: vec![12, 99],
+            ..stored_at(1, at(300))
+        };
         let error = reconcile(Some(&two), &now, &slot, Lsn::new(900), &[], false).unwrap_err();
         assert_eq!(error.kind(), Kind::PositionMismatch);
         assert!(
-            error.cause().contains("an outbox table of slot orders, with OID 99, is not in the configuration"),
+            error.cause().contains(
+                "an outbox table of slot orders, with OID 99, is not in the configuration"
+            ),
             "{error}"
         );
     }
 
     #[test]
     fn a_removed_message_prefix_is_a_mismatch_and_an_added_one_is_not() {
-        let (now, slot) = (server(1), slot_at(300));
+        let now = server(1);
+        let slot = slot_at(300);
         let decide = |prefixes: &[&str], adopt| {
             let message_prefixes = prefixes.iter().map(|prefix| (*prefix).to_owned()).collect();
-            let slot = SlotNow { message_prefixes, ..slot.clone() };
-            reconcile(Some(&stored_at(1, partly(350, 360))), &now, &slot, Lsn::new(900), &[], adopt)
+            let slot = SlotNow {
+                message_prefixes,
+                ..slot.clone()
+            };
+            reconcile(
+                Some(&stored_at(1, partly(350, 360))),
+                &now,
+                &slot,
+                Lsn::new(900),
+                &[],
+                adopt,
+            )
         };
-        assert_eq!(decide(&["orders", "shop"], false).unwrap().position, at(350));
+        assert_eq!(
+            decide(&["orders", "shop"], false).unwrap().position,
+            at(350)
+        );
         let error = decide(&["orders"], false).unwrap_err();
         assert_eq!(error.kind(), Kind::PositionMismatch);
         assert!(error.cause().contains("\"shop\""), "{error}");

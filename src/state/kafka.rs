@@ -1,6 +1,8 @@
-//! The position in a compacted Kafka topic: one partition, one key per relay, the newest record counts.
+//! The position in a compacted Kafka topic: one partition, one key per relay, the newest record
+//! counts.
 //!
-//! Written through the sink's own producer, so that one connection and one set of credentials serve both.
+//! Written through the sink's own producer, so that one connection and one set of credentials serve
+//! both.
 
 use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
@@ -15,7 +17,8 @@ use walrelay_core::error::{Error, Kind, Result};
 
 const PARTITION: i32 = 0;
 
-/// Keeps one [`Stored`] in a Kafka topic. With a transactional producer, a store commits the records that were sent before.
+/// Keeps one [`Stored`] in a Kafka topic. With a transactional producer, a store commits the
+/// records that were sent before.
 pub(crate) struct KafkaStore {
     config: KafkaConfig,
     topic: String,
@@ -24,36 +27,61 @@ pub(crate) struct KafkaStore {
 }
 
 impl KafkaStore {
-    /// Looks at the topic and creates it where it is missing. May take up to half a minute. Nothing is retried.
+    /// Looks at the topic and creates it where it is missing. May take up to half a minute. Nothing
+    /// is retried.
     ///
-    /// Needs the right to describe and read the topic, and to create topics only where it is missing.
-    /// Errors: [`Kind::BusRefused`] for a topic that is not fit or cannot be created, with the command that helps.
-    pub(crate) async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
+    /// Needs the right to describe and read the topic, and to create topics only where it is
+    /// missing. Errors: [`Kind::BusRefused`] for a topic that is not fit or cannot be created, with
+    /// the command that helps.
+    pub(crate) async fn open(
+        config: &KafkaConfig,
+        state: &StateConfig,
+        producer: Producer,
+    ) -> Result<KafkaStore> {
         let options = Options::reader(config)?;
         let name = state.topic.clone();
         blocking(&producer, move || prepare(options, &name)).await?;
-        Ok(KafkaStore { config: config.clone(), topic: state.topic.clone(), key: state.key.clone(), producer })
+        Ok(KafkaStore {
+            config: config.clone(),
+            topic: state.topic.clone(),
+            key: state.key.clone(),
+            producer,
+        })
     }
 
     pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
-        let (options, topic, key) = (Options::reader(&self.config)?, self.topic.clone(), self.key.clone());
+        let options = Options::reader(&self.config)?;
+        let topic = self.topic.clone();
+        let key = self.key.clone();
         blocking(&self.producer, move || newest(options, &topic, &key)).await
     }
 
     /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let value = stored.encode()?;
-        let (topic, key) = (&self.topic, self.key.as_bytes());
+        let topic = &self.topic;
+        let key = self.key.as_bytes();
         match self.producer.is_transactional() {
-            true => self.producer.commit(topic, PARTITION, key, value.as_bytes()).await,
-            false => self.producer.deliver(topic, PARTITION, key, value.as_bytes()).await,
+            true => {
+                self.producer
+                    .commit(topic, PARTITION, key, value.as_bytes())
+                    .await
+            }
+            false => {
+                self.producer
+                    .deliver(topic, PARTITION, key, value.as_bytes())
+                    .await
+            }
         }
     }
 }
 
-/// The newest record of this key, for those who have no producer; none where there is no topic. Creates nothing.
+/// The newest record of this key, for those who have no producer; none where there is no topic.
+/// Creates nothing.
 pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Option<Stored>> {
-    let (options, topic, key) = (Options::reader(config)?, state.topic.clone(), state.key.clone());
+    let options = Options::reader(config)?;
+    let topic = state.topic.clone();
+    let key = state.key.clone();
     let read = tokio::task::spawn_blocking(move || {
         let reader = TopicReader::open(options.clone(), Isolation::ReadCommitted, None)?;
         match look(&reader, &topic)?.partitions.is_empty() {
@@ -64,7 +92,8 @@ pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Op
     read.await.map_err(|error| Error::new(Kind::Bug, error))?
 }
 
-/// Runs `work`, which blocks and ends by its own deadline, off the runtime. Where Kafka refuses us, that explains more.
+/// Runs `work`, which blocks and ends by its own deadline, off the runtime. Where Kafka refuses us,
+/// that explains more.
 async fn blocking<T: Send + 'static>(
     producer: &Producer,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -75,7 +104,8 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// How long a topic that was created may stay unknown to the brokers, and the pause before they are asked again.
+/// How long a topic that was created may stay unknown to the brokers, and the pause before they are
+/// asked again.
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
 const KNOWN_RETRY: Duration = Duration::from_millis(10);
 
@@ -83,8 +113,11 @@ const KNOWN_RETRY: Duration = Duration::from_millis(10);
 const REPLICAS_MAX: usize = 3;
 
 /// Small segments and an eager cleaner keep the topic short, so that a start reads little.
-const SETTINGS: &[(&str, &str)] =
-    &[("cleanup.policy", "compact"), ("segment.bytes", "16777216"), ("min.cleanable.dirty.ratio", "0.1")];
+const SETTINGS: &[(&str, &str)] = &[
+    ("cleanup.policy", "compact"),
+    ("segment.bytes", "16777216"),
+    ("min.cleanable.dirty.ratio", "0.1"),
+];
 
 /// Creates the topic where it is missing; otherwise says whether it is fit.
 fn prepare(options: Options, topic: &str) -> Result<()> {
@@ -113,8 +146,9 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
     verify(admin, topic, &seen, is_new.then_some(deadline))
 }
 
-/// The answer of one of the brokers, each asked in its turn once, and then up to `until`: a broker may know nothing of a
-/// topic that was just made, and librdkafka's client says the same of that as of a missing right.
+/// The answer of one of the brokers, each asked in its turn once, and then up to `until`: a broker
+/// may know nothing of a topic that was just made, and librdkafka's client says the same of that as
+/// of a missing right.
 fn asked<T, E>(
     brokers: &[i32],
     until: Option<Instant>,
@@ -126,7 +160,9 @@ fn asked<T, E>(
         let answer = ask(brokers.next());
         left = left.saturating_sub(1);
         match answer {
-            Err(_) if left > 0 || until.is_some_and(|until| Instant::now() < until) => std::thread::sleep(KNOWN_RETRY),
+            Err(_) if left > 0 || until.is_some_and(|until| Instant::now() < until) => {
+                std::thread::sleep(KNOWN_RETRY)
+            }
             answer => return answer,
         }
     }
@@ -143,7 +179,9 @@ pub(crate) fn refused(error: Error, topic: &str) -> Error {
     }
     // No event waits for the topic.
     let needs = faults::grant(&["Read", "Write", "Describe"], topic);
-    error.with_kind(Kind::BusRefused).remedy(format!("grant what the position needs: {needs}"))
+    error
+        .with_kind(Kind::BusRefused)
+        .remedy(format!("grant what the position needs: {needs}"))
 }
 
 fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
@@ -155,14 +193,28 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
             return known;
         }
         let cause = format!("the topic that keeps the position cannot be created: {known}");
-        let settings: String = SETTINGS.iter().map(|(name, value)| format!(" --config {name}={value}")).collect();
+        let settings: String = SETTINGS
+            .iter()
+            .map(|(name, value)| {
+                format!(
+                    " --config \
+            {name}={value}"
+                )
+            })
+            .collect();
         Error::new(known.kind(), cause).remedy(format!(
-            "create it as a user who may: kafka-topics --bootstrap-server … --create --topic {topic} --partitions 1 --replication-factor \
+            "create it as a user who may: kafka-topics --bootstrap-server … --create --topic \
+             {topic} --partitions 1 --replication-factor \
              {replicas}{settings}"
         ))
     })?;
     if created {
-        tracing::info!(event = "state_topic_created", topic, replicas, "created the state topic");
+        tracing::info!(
+            event = "state_topic_created",
+            topic,
+            replicas,
+            "created the state topic"
+        );
     }
     Ok(())
 }
@@ -172,11 +224,14 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
     let partitions = seen.partitions.len();
     judge(topic, partitions, None)?;
     if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
-        let (replicas, brokers) = (seen.replicas, seen.brokers.len());
+        let replicas = seen.replicas;
+        let brokers = seen.brokers.len();
         tracing::warn!(event = "state_topic_underreplicated", %topic, replicas, brokers,
             "the state topic has few replicas");
     }
-    match asked(&seen.brokers, until, |broker| admin.setting(topic, "cleanup.policy", broker)) {
+    match asked(&seen.brokers, until, |broker| {
+        admin.setting(topic, "cleanup.policy", broker)
+    }) {
         Ok(policy) => judge(topic, partitions, Some(&policy)),
         Err(why) => {
             let fix = "make sure that cleanup.policy=compact";
@@ -187,18 +242,24 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
     }
 }
 
-/// Whether a topic with this number of partitions and, where it is known, `cleanup.policy` keeps a position.
+/// Whether a topic with this number of partitions and, where it is known, `cleanup.policy` keeps a
+/// position.
 pub(crate) fn judge(topic: &str, partitions: usize, cleanup_policy: Option<&str>) -> Result<()> {
     if partitions != 1 {
-        let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
+        let cause =
+            format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
         return Err(Error::new(Kind::BusRefused, cause)
             .remedy("configure another state topic: walrelay creates it with one partition"));
     }
     let deletes = |policy: &&str| !policy.split(',').any(|part| part.trim() == "compact");
-    let Some(policy) = cleanup_policy.filter(deletes) else { return Ok(()) };
-    let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
+    let Some(policy) = cleanup_policy.filter(deletes) else {
+        return Ok(());
+    };
+    let cause =
+        format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
     Err(Error::new(Kind::BusRefused, cause).remedy(format!(
-        "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
+        "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {topic} \
+         --add-config cleanup.policy=compact"
     )))
 }
 
@@ -208,7 +269,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause before the next check whether transactions of others have ended.
 const OPEN_RETRY: Duration = Duration::from_millis(20);
 
-/// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
+/// The newest value under `key` below the partition's end at the time of the call; a tombstone is
+/// none.
 fn newest(options: Options, topic: &str, key: &str) -> Result<Option<Stored>> {
     let read = || {
         let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
@@ -225,16 +287,22 @@ fn newest(options: Options, topic: &str, key: &str) -> Result<Option<Stored>> {
         Ok(newest)
     };
     // No event waits for the topic.
-    let refused =
-        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::BusRefused) } else { error };
+    let refused = |error: Error| {
+        if error.kind() == Kind::TopicRefused {
+            error.with_kind(Kind::BusRefused)
+        } else {
+            error
+        }
+    };
     let value = read().map_err(refused)?;
     value.map(|value| decode(&value, topic, key)).transpose()
 }
 
-/// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
+/// Where the partition begins, and where it ends for readers of what is committed, once that is at
+/// least `end`.
 ///
-/// Relays share the topic. Records behind the open transaction of another relay are hidden until that transaction ends,
-/// and an older record of ours is not to be taken for the newest.
+/// Relays share the topic. Records behind the open transaction of another relay are hidden until
+/// that transaction ends, and an older record of ours is not to be taken for the newest.
 fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     let began = Instant::now();
     let mut is_logged = false;
@@ -246,14 +314,16 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
         }
         if began.elapsed() > OPEN_TIMEOUT {
             let cause = format!(
-                "topic {topic} could not be read: another producer has a transaction open in it at offset {high}"
+                "topic {topic} could not be read: another producer has a transaction open in it at \
+                 offset {high}"
             );
-            return Err(Error::new(Kind::BusUnreachable, cause)
-                .remedy(format!(
-                    "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): kafka-transactions.sh find-hanging lists \
-                     such transactions, and kafka-transactions.sh abort --topic {topic} --partition {PARTITION} --start-offset \
+            return Err(Error::new(Kind::BusUnreachable, cause).remedy(format!(
+                "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): \
+                     kafka-transactions.sh find-hanging lists \
+                     such transactions, and kafka-transactions.sh abort --topic {topic} \
+                     --partition {PARTITION} --start-offset \
                      {high} ends this one; see docs/explanation/exactly-once.md"
-                )));
+            )));
         }
         if !std::mem::replace(&mut is_logged, true) {
             tracing::info!(event = "open_transaction_awaited", %topic,
@@ -266,7 +336,8 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
 /// Errors: [`Kind::BusRefused`] where the record is not a position, or one of a newer layout.
 fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
     let place = format!("the record with key {key:?} in topic {topic}");
-    let remedy = "use another state topic or key; if the record was damaged, remove it and start with --adopt-slot, which \
+    let remedy = "use another state topic or key; if the record was damaged, remove it and start \
+                  with --adopt-slot, which \
                   publishes again whatever the slot still holds";
     Stored::decode(value, &place, remedy).map_err(|error| error.with_kind(Kind::BusRefused))
 }
@@ -286,11 +357,20 @@ mod tests {
     use walrelay_core::position::{Lsn, Partial, Position};
 
     fn stored(end_lsn: u64) -> Stored {
-        let partial = Partial { commit_lsn: Lsn::new(end_lsn + 8), index: 3 };
+        let partial = Partial {
+            commit_lsn: Lsn::new(end_lsn + 8),
+            index: 3,
+        };
         Stored {
-            server: ServerIdentity { system_identifier: "7480000000000000001".to_owned(), timeline: 2 },
+            server: ServerIdentity {
+                system_identifier: "7480000000000000001".to_owned(),
+                timeline: 2,
+            },
             slot: "orders".to_owned(),
-            position: Position { end_lsn: Lsn::new(end_lsn), partial: Some(partial) },
+            position: Position {
+                end_lsn: Lsn::new(end_lsn),
+                partial: Some(partial),
+            },
             publication_oid: 16_400,
             publication_version: String::new(),
             table_oids: vec![16_390],
@@ -306,29 +386,51 @@ mod tests {
     #[test]
     fn a_position_reads_back_as_it_was_written() {
         let value = stored(0x16_B374_D848).encode().unwrap();
-        assert_eq!(decode(value.as_bytes(), "t", "k"), Ok(stored(0x16_B374_D848)));
+        assert_eq!(
+            decode(value.as_bytes(), "t", "k"),
+            Ok(stored(0x16_B374_D848))
+        );
         let text: serde_json::Value = serde_json::from_str(&value).unwrap();
         assert_eq!(text["version"], 3);
         assert_eq!(text["walrelay"], env!("CARGO_PKG_VERSION"));
         assert_eq!(text["slot"], "orders");
         assert_eq!(text["system_identifier"], "7480000000000000001");
         assert_eq!(text["position"]["end_lsn"], "16/B374D848");
-        assert!(text["written_at"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
+        assert!(
+            text["written_at"]
+                .as_str()
+                .unwrap()
+                .parse::<jiff::Timestamp>()
+                .is_ok()
+        );
     }
 
     #[test]
     fn a_record_of_somebody_else_is_refused_without_being_quoted() {
-        for value in ["", "{}", "hello canary", r#"{"version":1,"slot":"canary"}"#, r#"{"version":"canary"}"#, "[1]"] {
+        for value in [
+            "",
+            "{}",
+            "hello canary",
+            r#"{"version":1,"slot":"canary"}"#,
+            r#"{"version":"canary"}"#,
+            "[1]",
+        ] {
             let error = decode(value.as_bytes(), "walrelay.state", "orders").unwrap_err();
             assert_eq!(error.kind(), Kind::BusRefused);
-            assert!(error.cause().contains(r#""orders" in topic walrelay.state"#), "{error}");
+            assert!(
+                error
+                    .cause()
+                    .contains(r#""orders" in topic walrelay.state"#),
+                "{error}"
+            );
             assert!(!error.cause().contains("canary"), "{error}");
             assert!(error.what_to_do().is_some());
         }
     }
 
     #[test]
-    fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused_even_if_it_would_parse() {
+    fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused_even_if_it_would_parse()
+     {
         let value = stored(1).encode().unwrap();
         let of = |version: &str| value.replace("\"version\":3", version);
         let first = of("\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
@@ -341,13 +443,19 @@ mod tests {
 
     #[test]
     fn each_broker_is_asked_about_the_topic_and_again_about_a_new_one() {
-        for (is_new, expected, questions) in
-            [(true, Ok("compact"), vec![Some(1), Some(2), Some(1)]), (false, Err(()), vec![Some(1), Some(2)])]
-        {
-            let (until, mut brokers) = (is_new.then(|| Instant::now() + KNOWN_TIMEOUT), Vec::new());
+        for (is_new, expected, questions) in [
+            (true, Ok("compact"), vec![Some(1), Some(2), Some(1)]),
+            (false, Err(()), vec![Some(1), Some(2)]),
+        ] {
+            let until = is_new.then(|| Instant::now() + KNOWN_TIMEOUT);
+            let mut brokers = Vec::new();
             let answer = asked(&[1, 2], until, |broker| {
                 brokers.push(broker);
-                if brokers.len() == 3 { Ok("compact") } else { Err(()) }
+                if brokers.len() == 3 {
+                    Ok("compact")
+                } else {
+                    Err(())
+                }
             });
             assert_eq!((answer, brokers), (expected, questions));
         }
@@ -358,18 +466,28 @@ mod tests {
     #[test]
     fn a_topic_that_is_not_compacted_or_has_several_partitions_keeps_no_position() {
         let error = judge("t", 2, None).unwrap_err();
-        assert!(error.kind() == Kind::BusRefused && error.cause().contains("2 partitions"), "{error}");
+        assert!(
+            error.kind() == Kind::BusRefused && error.cause().contains("2 partitions"),
+            "{error}"
+        );
         for fit in [None, Some("compact"), Some("delete, compact")] {
             assert_eq!(judge("t", 1, fit), Ok(()));
         }
         let error = judge("t", 1, Some("delete")).unwrap_err();
         assert_eq!(error.kind(), Kind::BusRefused);
-        assert!(error.what_to_do().unwrap().ends_with("--entity-name t --add-config cleanup.policy=compact"));
+        assert!(
+            error
+                .what_to_do()
+                .unwrap()
+                .ends_with("--entity-name t --add-config cleanup.policy=compact")
+        );
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_the_position() {
-        // The mock cluster creates no topics on request and describes no settings; a real broker does both.
+    async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_the_position()
+     {
+        // The mock cluster creates no topics on request and describes no settings; a real broker
+        // does both.
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic(TOPIC, 1, 1).unwrap();
         let config = KafkaConfig {
@@ -378,16 +496,36 @@ mod tests {
             properties: BTreeMap::new(),
             ..KafkaConfig::default()
         };
-        let (topic, key) = (TOPIC.to_owned(), "orders".to_owned());
-        let state = StateConfig { store: StoreKind::Kafka, topic, key, adopt_slot: false };
+        let topic = TOPIC.to_owned();
+        let key = "orders".to_owned();
+        let state = StateConfig {
+            store: StoreKind::Kafka,
+            topic,
+            key,
+            adopt_slot: false,
+        };
         let sink = KafkaSink::connect(&config).unwrap();
-        let mut store = KafkaStore::open(&config, &state, sink.producer()).await.unwrap();
-        sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
+        let mut store = KafkaStore::open(&config, &state, sink.producer())
+            .await
+            .unwrap();
+        sink.producer()
+            .deliver(TOPIC, PARTITION, b"orders", b"damaged")
+            .await
+            .unwrap();
         assert_eq!(store.load().await.unwrap_err().kind(), Kind::BusRefused);
         store.store(&stored(7)).await.unwrap();
         assert_eq!(store.load().await, Ok(Some(stored(7))));
-        let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().unwrap();
-        producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", &config.brokers)
+            .create()
+            .unwrap();
+        producer
+            .send(
+                BaseRecord::<[u8], [u8]>::to(TOPIC)
+                    .partition(PARTITION)
+                    .key(b"orders"),
+            )
+            .unwrap();
         producer.flush(Duration::from_secs(30)).unwrap();
         assert_eq!(store.load().await, Ok(None));
     }

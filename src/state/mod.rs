@@ -16,7 +16,8 @@ pub(crate) mod check;
 pub(crate) mod kafka;
 mod postgres;
 
-/// The stored value: a position, and the server, slot, tables and cluster of the bus that it belongs to.
+/// The stored value: a position, and the server, slot, tables and cluster of the bus that it
+/// belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
     #[serde(flatten)]
@@ -26,16 +27,19 @@ pub(crate) struct Stored {
     pub position: Position,
     /// OID of the publication, to notice one recreated while the relay was away.
     pub publication_oid: u32,
-    /// The version of the publication (`xmin` of its row) up to which every row is in the stream; empty if not known.
+    /// The version of the publication (`xmin` of its row) up to which every row is in the stream;
+    /// empty if not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub publication_version: String,
     /// OIDs of the outbox tables, likewise. Sorted.
     #[serde(alias = "table_oid", deserialize_with = "one_or_several")]
     pub table_oids: Vec<u32>,
-    /// OIDs of the rows that say the tables are in the publication: removing and adding it makes others. Sorted.
+    /// OIDs of the rows that say the tables are in the publication: removing and adding it makes
+    /// others. Sorted.
     #[serde(default)]
     pub membership_oids: Vec<u32>,
-    /// Prefixes of the messages that are events: without them, an index in a transaction counts otherwise. Sorted.
+    /// Prefixes of the messages that are events: without them, an index in a transaction counts
+    /// otherwise. Sorted.
     #[serde(default)]
     pub message_prefixes: Vec<String>,
     /// The id of the cluster that has the events; none where its brokers did not tell.
@@ -45,7 +49,8 @@ pub(crate) struct Stored {
     /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
-    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot is gone.
+    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot
+    /// is gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stream_only: Vec<u32>,
     /// Rows that have to be read from the table before the slot is streamed.
@@ -93,24 +98,42 @@ struct Version {
 
 impl Stored {
     fn encode(&self) -> Result<String> {
-        let (written_at, walrelay) = (jiff::Timestamp::now().to_string(), env!("CARGO_PKG_VERSION").to_owned());
-        let envelope = Envelope { version: LAYOUT, written_at, walrelay, stored: self.clone() };
-        serde_json::to_string(&envelope)
-            .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))
+        let written_at = jiff::Timestamp::now().to_string();
+        let walrelay = env!("CARGO_PKG_VERSION").to_owned();
+        let envelope = Envelope {
+            version: LAYOUT,
+            written_at,
+            walrelay,
+            stored: self.clone(),
+        };
+        serde_json::to_string(&envelope).map_err(|error| {
+            Error::new(
+                Kind::Bug,
+                format!("a position cannot be written as JSON: {error}"),
+            )
+        })
     }
 
-    /// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of a newer layout, or is not a position, which
-    /// `remedy` is for.
+    /// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of a newer layout, or
+    /// is not a position, which `remedy` is for.
     fn decode(value: &[u8], place: &str, remedy: &str) -> Result<Stored> {
         let foreign = |error: serde_json::Error| {
             // Where, not what: the message can quote the value.
             let at = format!("{:?} at column {}", error.classify(), error.column());
-            Error::new(Kind::PositionMismatch, format!("{place} is not a position ({at})")).remedy(remedy)
+            Error::new(
+                Kind::PositionMismatch,
+                format!("{place} is not a position ({at})"),
+            )
+            .remedy(remedy)
         };
         let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
         if layout.version > LAYOUT {
-            let cause = format!("{place} has layout {}; this walrelay reads up to {LAYOUT}", layout.version);
-            return Err(Error::new(Kind::PositionMismatch, cause).remedy("run the newer walrelay that wrote it"));
+            let cause = format!(
+                "{place} has layout {}; this walrelay reads up to {LAYOUT}",
+                layout.version
+            );
+            return Err(Error::new(Kind::PositionMismatch, cause)
+                .remedy("run the newer walrelay that wrote it"));
         }
         let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
         Ok(envelope.stored)
@@ -124,7 +147,13 @@ impl Stored {
 
 impl CatchUp {
     pub(crate) fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {
-        CatchUp { rows, until, table_oid: 0, order: None, after: None }
+        CatchUp {
+            rows,
+            until,
+            table_oid: 0,
+            order: None,
+            after: None,
+        }
     }
 }
 
@@ -141,7 +170,9 @@ pub(crate) enum Rows {
 }
 
 /// The first layout had one table.
-fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<u32>, D::Error> {
+fn one_or_several<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Oids {
@@ -160,20 +191,27 @@ pub(crate) enum Store {
     Postgres(postgres::PostgresStore),
     /// Keeps nothing: the slot's own position is all there is.
     ///
-    /// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
-    /// confirmed, and the events in between are delivered again. Nothing tells a slot that was recreated or advanced.
+    /// After a crash of the server, and up to Postgres 16 after every restart, the slot is further
+    /// back than what was confirmed, and the events in between are delivered again. Nothing tells a
+    /// slot that was recreated or advanced.
     Slot,
 }
 
 impl Store {
     /// Opens it, and makes the topic or table where it is missing.
-    pub(crate) async fn open(config: &Config, sink: &SinkHandle, control: &Control) -> Result<Store> {
+    pub(crate) async fn open(
+        config: &Config,
+        sink: &SinkHandle,
+        control: &Control,
+    ) -> Result<Store> {
         let state = &config.state;
         Ok(match state.store {
-            StoreKind::Kafka => Store::Kafka(kafka::KafkaStore::open(&config.kafka, state, sink.producer()?).await?),
-            StoreKind::Postgres => {
-                Store::Postgres(postgres::PostgresStore::open(control.clone(), state.key.as_str()).await?)
+            StoreKind::Kafka => {
+                Store::Kafka(kafka::KafkaStore::open(&config.kafka, state, sink.producer()?).await?)
             }
+            StoreKind::Postgres => Store::Postgres(
+                postgres::PostgresStore::open(control.clone(), state.key.as_str()).await?,
+            ),
             StoreKind::Slot => Store::Slot,
         })
     }
@@ -196,7 +234,8 @@ impl Store {
     }
 }
 
-/// Whether a relay of the role of `client` could open the store, as far as Postgres tells. Nothing is created.
+/// Whether a relay of the role of `client` could open the store, as far as Postgres tells. Nothing
+/// is created.
 pub(crate) async fn may_open(config: &Config, client: &Client) -> Result<()> {
     match config.state.store {
         StoreKind::Postgres => postgres::may_open(client).await,
@@ -204,10 +243,11 @@ pub(crate) async fn may_open(config: &Config, client: &Client) -> Result<()> {
     }
 }
 
-/// The value stored under this configuration's key; none where nothing is stored, or where the store is the slot, which keeps
-/// only a position.
+/// The value stored under this configuration's key; none where nothing is stored, or where the
+/// store is the slot, which keeps only a position.
 ///
-/// Of the bus it needs the right to read and describe the topic, and half a minute at most. Nothing is created.
+/// Of the bus it needs the right to read and describe the topic, and half a minute at most. Nothing
+/// is created.
 pub(crate) async fn load(config: &Config) -> Result<Option<Stored>> {
     match config.state.store {
         StoreKind::Kafka => kafka::load(&config.kafka, &config.state).await,

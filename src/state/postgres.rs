@@ -25,7 +25,8 @@ const POSITIONS: OwnTable = OwnTable {
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
 ///
-/// Each store writes WAL, too. A caller that stores because the log moved on has to do so at intervals.
+/// Each store writes WAL, too. A caller that stores because the log moved on has to do so at
+/// intervals.
 #[derive(Debug)]
 pub(crate) struct PostgresStore {
     control: Control,
@@ -35,13 +36,21 @@ pub(crate) struct PostgresStore {
 impl PostgresStore {
     /// Opens the store, and creates the table where it is missing and the role may.
     pub(crate) async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
-        control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
-        Ok(PostgresStore { control, key: key.into() })
+        control
+            .ask(|session| async move { POSITIONS.prepare(session.client()).await })
+            .await?;
+        Ok(PostgresStore {
+            control,
+            key: key.into(),
+        })
     }
 
     pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let key = self.key.clone();
-        let text = self.control.ask(|session| async move { text(session.client(), &key).await }).await?;
+        let text = self
+            .control
+            .ask(|session| async move { text(session.client(), &key).await })
+            .await?;
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
@@ -53,7 +62,11 @@ impl PostgresStore {
         let store = |session: Arc<SqlSession>| async move {
             let params: [Param<'_>; 2] = [(&key, Type::TEXT), (&value, Type::TEXT)];
             let stored = session.client().execute_typed(STORE, &params);
-            written(bounded(DOING, QUERY_TIMEOUT, stored).await.map_err(QueryError::of_write)?)
+            written(
+                bounded(DOING, QUERY_TIMEOUT, stored)
+                    .await
+                    .map_err(QueryError::of_write)?,
+            )
         };
         self.control.ask(store).await
     }
@@ -72,15 +85,27 @@ pub(super) async fn load(config: &Config) -> Result<Option<Stored>> {
         "missing" => Ok(None),
         "usable" => {
             let key = &config.state.key;
-            text(session.client(), key).await?.map(|text| read(key, &text)).transpose()
+            text(session.client(), key)
+                .await?
+                .map(|text| read(key, &text))
+                .transpose()
         }
-        _ => Err(Error::new(Kind::PostgresRefused, "table walrelay.position may not be used")
-            .remedy("use the relay's role, or grant this one what walrelay.position needs")),
+        _ => Err(Error::new(
+            Kind::PostgresRefused,
+            "table walrelay.position may not be used",
+        )
+        .remedy("use the relay's role, or grant this one what walrelay.position needs")),
     }
 }
 
 async fn text(client: &Client, key: &str) -> Result<Option<String>, QueryError> {
-    one_text(client, "loading the position", LOAD, &[(&key as _, Type::TEXT)]).await
+    one_text(
+        client,
+        "loading the position",
+        LOAD,
+        &[(&key as _, Type::TEXT)],
+    )
+    .await
 }
 
 /// A trigger or rule can drop a row without an error: the position would not be stored.
@@ -90,13 +115,20 @@ fn written(rows: u64) -> Result<(), QueryError> {
     }
     let cause = format!("while storing the position: {rows} rows were written instead of 1");
     let remedy = "remove the triggers and rules of table walrelay.position";
-    Err(QueryError::refused(Error::new(Kind::PostgresUnwritable, cause).remedy(remedy)))
+    Err(QueryError::refused(
+        Error::new(Kind::PostgresUnwritable, cause).remedy(remedy),
+    ))
 }
 
 fn read(key: &str, text: &str) -> Result<Stored> {
-    let remedy = "a person wrote it; once the row is deleted, walrelay starts where the slot was confirmed, which repeats \
+    let remedy = "a person wrote it; once the row is deleted, walrelay starts where the slot was \
+                  confirmed, which repeats \
                   events and loses none";
-    Stored::decode(text.as_bytes(), &format!("the value under {key:?} in walrelay.position"), remedy)
+    Stored::decode(
+        text.as_bytes(),
+        &format!("the value under {key:?} in walrelay.position"),
+        remedy,
+    )
 }
 
 #[cfg(test)]
@@ -105,7 +137,11 @@ mod tests {
 
     #[test]
     fn an_unreadable_stored_position_is_a_mismatch() {
-        for (text, remedy) in [("", "a person"), ("{}", "a person"), (r#"{"version": 4}"#, "the newer walrelay")] {
+        for (text, remedy) in [
+            ("", "a person"),
+            ("{}", "a person"),
+            (r#"{"version": 4}"#, "the newer walrelay"),
+        ] {
             let error = read("orders", text).unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch, "{text}");
             assert!(error.cause().contains("\"orders\""), "{}", error.cause());
@@ -126,9 +162,14 @@ mod tests {
     fn a_role_that_may_not_create_the_table_gets_the_sql_on_one_line() {
         let error = POSITIONS.refusal("permission denied for database shop", "\"the relay\"");
         let remedy = error.what_to_do().unwrap();
-        assert!(remedy.contains("create table if not exists walrelay.position ( key text primary key"), "{remedy}");
         assert!(
-            remedy.contains("grant select, insert, update on walrelay.position to \"the relay\"; -- or keep"),
+            remedy.contains("create table if not exists walrelay.position ( key text primary key"),
+            "{remedy}"
+        );
+        assert!(
+            remedy.contains(
+                "grant select, insert, update on walrelay.position to \"the relay\"; -- or keep"
+            ),
             "{remedy}"
         );
         assert!(!remedy.contains('\n'));

@@ -1,7 +1,8 @@
 //! The `walrelay.toml` for an existing outbox table, with a comment for each guess.
 //!
-//! [`words`] has the usual names of columns, and [`guess`] the purpose of each column. There is no I/O: the same table gives
-//! the same file. Where the purpose of a column is not clear, the choice loses no event and no order, and the file says so.
+//! [`words`] has the usual names of columns, and [`guess`] the purpose of each column. There is no
+//! I/O: the same table gives the same file. Where the purpose of a column is not clear, the choice
+//! loses no event and no order, and the file says so.
 
 mod guess;
 mod words;
@@ -46,33 +47,62 @@ pub(crate) struct Suggestion {
 
 pub(crate) fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
     let guesses = Guesses::of(columns).map_err(|missing| unfit(table, columns, missing))?;
-    let mut warnings: Vec<String> = known.refused.iter().chain(&known.no_xid_column).cloned().collect();
+    let mut warnings: Vec<String> = known
+        .refused
+        .iter()
+        .chain(&known.no_xid_column)
+        .cloned()
+        .collect();
     if guesses.with(Role::Key).next().is_none() {
-        warnings.push("no column names what an event is about: records have no key, and so no order".to_owned());
+        warnings.push(
+            "no column names what an event is about: records have no key, and so no order"
+                .to_owned(),
+        );
     }
     let uses = guesses.column_uses(columns);
-    Ok(Suggestion { toml: toml(table, columns, &guesses, &uses, known), columns: uses, warnings })
+    Ok(Suggestion {
+        toml: toml(table, columns, &guesses, &uses, known),
+        columns: uses,
+        warnings,
+    })
 }
 
 fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
-    let there: Vec<String> = columns.iter().map(|column| format!("{} ({})", column.name, column.type_name)).collect();
-    let there = if there.is_empty() { "no columns at all".to_owned() } else { there.join(", ") };
-    let key: Vec<&str> = columns.iter().filter(|it| it.in_primary_key).map(|it| it.name.as_str()).collect();
+    let there: Vec<String> = columns
+        .iter()
+        .map(|column| format!("{} ({})", column.name, column.type_name))
+        .collect();
+    let there = if there.is_empty() {
+        "no columns at all".to_owned()
+    } else {
+        there.join(", ")
+    };
+    let key: Vec<&str> = columns
+        .iter()
+        .filter(|it| it.in_primary_key)
+        .map(|it| it.name.as_str())
+        .collect();
     let remedy_of_id = match key.as_slice() {
         [_, _, ..] => format!(
-            "an event's id is one column, and the primary key has several ({}): add a unique column, such as event_id uuid",
+            "an event's id is one column, and the primary key has several ({}): add a unique \
+             column, such as event_id uuid",
             key.join(", ").replace(char::is_control, " ")
         ),
         _ => "give the table a primary key".to_owned(),
     };
     let (what, remedy) = match missing {
         Missing::Id => (
-            "the event's id: a primary key of one column, a unique column, a uuid, or one that is called so",
-            format!("{remedy_of_id}, or name the column under [outbox.columns] in a walrelay.toml of your own"),
+            "the event's id: a primary key of one column, a unique column, a uuid, or one that is \
+             called so",
+            format!(
+                "{remedy_of_id}, or name the column under [outbox.columns] in a walrelay.toml \
+                     of your own"
+            ),
         ),
         Missing::Payload => (
             "the payload: json, jsonb, xml, bytea or text that is called so",
-            "check that this is the table events are written into. Events made of several columns are an envelope: write \
+            "check that this is the table events are written into. Events made of several columns \
+             are an envelope: write \
              a walrelay.toml with [format.envelope], see docs/reference/templates.md"
                 .to_owned(),
         ),
@@ -89,7 +119,13 @@ const NUMBER_BYTES: usize = 4;
 const TOPIC_BYTES_MAX: usize = 200;
 const BROKERS: &str = "localhost:9092";
 
-fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, uses: &[ColumnUse], known: &Known) -> String {
+fn toml(
+    table: &TableName,
+    columns: &[Column],
+    guesses: &Guesses<'_>,
+    uses: &[ColumnUse],
+    known: &Known,
+) -> String {
     let mut draft = Draft::default();
     source(&mut draft, table, known);
     not_used(&mut draft, uses);
@@ -100,12 +136,16 @@ fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, uses: &[Co
     match &known.brokers {
         Some(brokers) => draft.set("kafka.brokers", brokers),
         None => {
-            draft.note("kafka.brokers", "SET THIS: where Kafka is cannot be guessed.");
+            draft.note(
+                "kafka.brokers",
+                "SET THIS: where Kafka is cannot be guessed.",
+            );
             draft.set("kafka.brokers", BROKERS);
         }
     }
     draft.toml(&format!(
-        "Suggested by `walrelay config init` for table {table}. What each line was guessed from is above it: read them all, \
+        "Suggested by `walrelay config init` for table {table}. What each line was guessed from is \
+         above it: read them all, \
          and change what is wrong. docs/reference/templates.md has what else a route can do."
     ), &tables())
 }
@@ -115,7 +155,8 @@ fn source(draft: &mut Draft, table: &TableName, known: &Known) {
         Some(url) => draft.set("database.url", url),
         None => draft.note(
             "database.url",
-            "Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.",
+            "Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE \
+             and so on.",
         ),
     }
     match &known.slot {
@@ -140,15 +181,19 @@ fn not_used(draft: &mut Draft, uses: &[ColumnUse]) {
         }
     }
     if !by_reason.is_empty() {
-        let text = by_reason.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
+        let text = by_reason
+            .iter()
+            .map(|(why, names)| format!("{} ({why})", names.join(", ")))
+            .collect::<Vec<_>>();
         draft.note("outbox.table", &format!("Not used: {}.", text.join("; ")));
     }
 }
 
 fn identity(draft: &mut Draft, guesses: &Guesses<'_>) {
-    for (role, setting, what) in
-        [(Role::Id, "outbox.columns.id", "the event's id"), (Role::Payload, "outbox.columns.payload", "the payload")]
-    {
+    for (role, setting, what) in [
+        (Role::Id, "outbox.columns.id", "the event's id"),
+        (Role::Payload, "outbox.columns.payload", "the payload"),
+    ] {
         for guess in guesses.with(role) {
             draft.note(setting, &comment(guess, what));
             draft.set(setting, &guess.column.name);
@@ -159,10 +204,15 @@ fn identity(draft: &mut Draft, guesses: &Guesses<'_>) {
         (Role::Key, "outbox.columns.aggregateid"),
         (Role::EventType, "outbox.columns.type"),
     ];
-    let found = named.map(|(role, setting)| guesses.with(role).next().map(|guess| (setting, guess)));
+    let found =
+        named.map(|(role, setting)| guesses.with(role).next().map(|guess| (setting, guess)));
     for (place, (setting, guess)) in found.into_iter().flatten().enumerate() {
         if place == 0 {
-            draft.note(setting, "What commands select events by, as with --aggregate and --type. The route is below.");
+            draft.note(
+                setting,
+                "What commands select events by, as with --aggregate and --type. \
+                                 The route is below.",
+            );
         }
         draft.set(setting, &guess.column.name);
     }
@@ -174,14 +224,23 @@ fn published(draft: &mut Draft, columns: &[Column], known: &Known) {
         draft.note("outbox.table", refusal);
     }
     if known.no_xid_column.is_none() && !columns.iter().any(Column::tells_transaction) {
-        let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
-                    polling needs: should the slot be lost, exactly what was not published is read from the table.";
+        let text = "No column has the transaction of each row. `walrelay setup` with \
+                    --add-xid-column adds one, which \
+                    polling needs: should the slot be lost, exactly what was not published is read \
+                    from the table.";
         draft.note("outbox.table", text);
     }
-    let Some(marked) = guess::marked(columns) else { return };
-    let number = if marked.is_guess { " Which number means published is a guess." } else { "" };
+    let Some(marked) = guess::marked(columns) else {
+        return;
+    };
+    let number = if marked.is_guess {
+        " Which number means published is a guess."
+    } else {
+        ""
+    };
     let text = format!(
-        "{}. Where these say what was published, and nobody else writes them, walrelay can do so: with the words of your \
+        "{}. Where these say what was published, and nobody else writes them, walrelay can do so: \
+         with the words of your \
          application, and UPDATE on the table.{number} docs/how-to/upkeep.md:",
         marked.columns
     );
@@ -195,15 +254,22 @@ fn route(draft: &mut Draft, table: &TableName, guesses: &Guesses<'_>) {
     match (kind, guesses.with(Role::Topic).next()) {
         (Some(guess), _) => {
             draft.note("route.topic", &comment(guess, "the aggregate's type"));
-            let topic = format!("outbox.event.{}", Template::written(&guess.column.name, "|topic"));
+            let topic = format!(
+                "outbox.event.{}",
+                Template::written(&guess.column.name, "|topic")
+            );
             draft.set("route.topic", &topic);
         }
         (None, Some(guess)) => {
             draft.note("route.topic", &comment(guess, "the topic"));
-            draft.set("route.topic", &Template::written(&guess.column.name, "|topic"));
+            draft.set(
+                "route.topic",
+                &Template::written(&guess.column.name, "|topic"),
+            );
         }
         (None, None) => {
-            let text = "No column says where events go, so all go to one topic, made of the table's name: put the one your \
+            let text = "No column says where events go, so all go to one topic, made of the \
+                        table's name: put the one your \
                         consumers know.";
             draft.note("route.topic", text);
             draft.set("route.topic", &topic(table));
@@ -215,21 +281,29 @@ fn route(draft: &mut Draft, table: &TableName, guesses: &Guesses<'_>) {
             draft.set("route.key", &Template::written(&guess.column.name, ""));
         }
         None => {
-            let text = "No column names what an event is about: records have no key, and so NO ORDER. A template over any \
+            let text = "No column names what an event is about: records have no key, and so NO \
+                        ORDER. A template over any \
                         columns gives them one.";
             draft.note("route.key", text);
             draft.set("route.key", "");
         }
     }
-    for (role, setting) in [(Role::Partition, "route.partition"), (Role::Timestamp, "route.timestamp")] {
+    for (role, setting) in [
+        (Role::Partition, "route.partition"),
+        (Role::Timestamp, "route.timestamp"),
+    ] {
         for guess in guesses.with(role) {
-            draft.note(setting, &comment(guess, &format!("the record's {}", role.word())));
+            draft.note(
+                setting,
+                &comment(guess, &format!("the record's {}", role.word())),
+            );
             draft.set(setting, &guess.column.name);
         }
     }
     if let Some(column) = guesses.written_at {
         let text = format!(
-            "{}. Without a zone it is no moment, so records have the time they are produced. Where the application \
+            "{}. Without a zone it is no moment, so records have the time they are produced. Where \
+             the application \
              writes UTC, this gives them the row's:",
             column.described()
         );
@@ -243,7 +317,8 @@ fn headers(draft: &mut Draft, guesses: &Guesses<'_>) {
         let mut text = comment(guess, "a header");
         if guess.column.form() == Form::Json {
             text.push_str(&format!(
-                " All of it in one; {} would be one of its members, and headers_from = '{}' above makes a header of each.",
+                " All of it in one; {} would be one of its members, and headers_from = '{}' above \
+                 makes a header of each.",
                 Template::written(&guess.column.name, ".member"),
                 Template::written(&guess.column.name, "")
             ));
@@ -252,21 +327,31 @@ fn headers(draft: &mut Draft, guesses: &Guesses<'_>) {
         // No two columns share a name, but two may be spellings of one.
         let column = guess.column.name.as_str();
         let usual = header(column);
-        let is_taken = usual != column && guesses.with(Role::Header).any(|other| other.column.name == usual);
+        let is_taken = usual != column
+            && guesses
+                .with(Role::Header)
+                .any(|other| other.column.name == usual);
         let name = if is_taken { column } else { usual };
         draft.named(HEADERS, name, &Template::written(column, ""));
     }
 }
 
 fn comment(guess: &Guess<'_>, what: &str) -> String {
-    format!("{}. Taken for {what}: {}.{}", guess.column.described(), guess.why, guess.remarks)
+    format!(
+        "{}. Taken for {what}: {}.{}",
+        guess.column.described(),
+        guess.why,
+        guess.remarks
+    )
 }
 
 /// W3C's names are in small letters and one word, however the column is spelled:
 /// <https://www.w3.org/TR/trace-context/#traceparent-header>
 fn header(column: &str) -> &str {
     let names = ["traceparent", "tracestate", "baggage"];
-    let known = names.into_iter().find(|name| words::Name::of(column).is_one_of(name));
+    let known = names
+        .into_iter()
+        .find(|name| words::Name::of(column).is_one_of(name));
     known.unwrap_or(column)
 }
 
@@ -278,26 +363,42 @@ fn named(table: &TableName, separator: &str) -> String {
     }
 }
 
-/// Slots have fewer letters than tables: a table that is named in others gets a number, so that no two share a slot.
+/// Slots have fewer letters than tables: a table that is named in others gets a number, so that no
+/// two share a slot.
 fn slot(table: &TableName) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let name = named(table, "_");
-    let slot: String = name.to_lowercase().chars().map(|c| if allowed(c) { c } else { '_' }).collect();
+    let slot: String = name
+        .to_lowercase()
+        .chars()
+        .map(|c| if allowed(c) { c } else { '_' })
+        .collect();
     let slot = slot.trim_matches('_');
     if slot == name && slot.len() <= SLOT_BYTES_MAX {
         return slot.to_owned();
     }
     let digest = Sha256::digest(table.to_string());
-    let number: String = digest.iter().take(NUMBER_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    let number: String = digest
+        .iter()
+        .take(NUMBER_BYTES)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let slot = if slot.is_empty() { "outbox" } else { slot };
-    let letters: String = slot.chars().take(SLOT_BYTES_MAX - 1 - 2 * NUMBER_BYTES).collect();
+    let letters: String = slot
+        .chars()
+        .take(SLOT_BYTES_MAX - 1 - 2 * NUMBER_BYTES)
+        .collect();
     format!("{letters}_{number}")
 }
 
 fn topic(table: &TableName) -> String {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let name = named(table, ".");
-    let name: String = name.chars().map(|c| if allowed(c) { c } else { '_' }).take(TOPIC_BYTES_MAX).collect();
+    let name: String = name
+        .chars()
+        .map(|c| if allowed(c) { c } else { '_' })
+        .take(TOPIC_BYTES_MAX)
+        .collect();
     format!("outbox.event.{name}")
 }
 

@@ -8,7 +8,8 @@ use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
 use walrelay_core::catalog::BaseType;
 
-/// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`, `gen`, `domain`.
+/// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`,
+/// `gen`, `domain`.
 fn column(text: &str) -> Column {
     let (name, rest) = text.split_once(" ").unwrap();
     let mut rest = rest.split(' ');
@@ -33,7 +34,10 @@ fn column(text: &str) -> Column {
         },
         not_null: has("!") || has("pk") || has("part"),
         generated: has("gen"),
-        default: marks.iter().find_map(|mark| mark.strip_prefix("default=")).map(str::to_owned),
+        default: marks
+            .iter()
+            .find_map(|mark| mark.strip_prefix("default="))
+            .map(str::to_owned),
         in_primary_key: has("pk") || has("part"),
         unique: has("pk") || has("unique"),
         references: has("fk"),
@@ -53,7 +57,8 @@ fn suggested(table: &str, columns: &[Column]) -> Result<Suggestion> {
 fn config(suggestion: &Suggestion) -> Config {
     let file = ConfigFile::new("w.toml", &suggestion.toml);
     let flags = Flags::from([("database.url", "postgres://db/shop".to_owned())]);
-    let config = Settings::new(&flags, &Environment::new(), Some(&file)).and_then(|settings| settings.config(false));
+    let config = Settings::new(&flags, &Environment::new(), Some(&file))
+        .and_then(|settings| settings.config(false));
     config.unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml))
 }
 
@@ -71,59 +76,84 @@ type Route = [String; 6];
 fn route(config: &Config) -> Route {
     let outbox = &config.outboxes[0];
     let route = &outbox.route;
-    let headers: Vec<&str> = route.headers.iter().map(|(name, _)| name.as_str()).collect();
+    let headers: Vec<&str> = route
+        .headers
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
     [
         outbox.id.clone(),
         outbox.payload.clone(),
         route.topic.source().to_owned(),
-        route.key.as_ref().map(|key| key.source().to_owned()).unwrap_or_default(),
+        route
+            .key
+            .as_ref()
+            .map(|key| key.source().to_owned())
+            .unwrap_or_default(),
         route.timestamp.clone().unwrap_or_default(),
         headers.join(" "),
     ]
 }
 
-/// Tables of Debezium, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Spatie and Rails, and one of .NET in UTC.
+/// Tables of Debezium, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Spatie and
+/// Rails, and one of .NET in UTC.
 const TABLES: [(&str, &str); 9] = [
-    ("outbox", "id uuid pk, aggregatetype varchar !, aggregateid varchar !, type varchar !, payload jsonb"),
+    (
+        "outbox",
+        "id uuid pk, aggregatetype varchar !, aggregateid varchar !, type varchar !, payload jsonb",
+    ),
     (
         "domain_event_entry",
-        "global_index int8 pk, event_identifier varchar ! unique, meta_data bytea, payload bytea !, payload_revision varchar, \
-         payload_type varchar !, time_stamp varchar !, aggregate_identifier varchar !, sequence_number int8 !, type varchar",
+        "global_index int8 pk, event_identifier varchar ! unique, meta_data bytea, payload bytea \
+         !, payload_revision varchar, \
+         payload_type varchar !, time_stamp varchar !, aggregate_identifier varchar !, \
+         sequence_number int8 !, type varchar",
     ),
     (
         "eventuate.message",
-        "id varchar pk, destination text !, headers text !, payload text !, published int2, message_partition int2, \
+        "id varchar pk, destination text !, headers text !, payload text !, published int2, \
+         message_partition int2, \
          creation_time int8",
     ),
     (
         r#""OutboxMessage""#,
-        "SequenceNumber int8 pk, EnqueueTime timestamptz, SentTime timestamptz !, Headers text, Properties text, \
-         InboxMessageId uuid, OutboxId uuid fk, MessageId uuid !, ContentType varchar !, MessageType text !, Body text !, \
-         ConversationId uuid, CorrelationId uuid, InitiatorId uuid, RequestId uuid, DestinationAddress varchar",
+        "SequenceNumber int8 pk, EnqueueTime timestamptz, SentTime timestamptz !, Headers text, \
+         Properties text, \
+         InboxMessageId uuid, OutboxId uuid fk, MessageId uuid !, ContentType varchar !, \
+         MessageType text !, Body text !, \
+         ConversationId uuid, CorrelationId uuid, InitiatorId uuid, RequestId uuid, \
+         DestinationAddress varchar",
     ),
     (
         r#""OutboxData""#,
-        "Id varchar pk, Dispatched bool !, DispatchedAt timestamp, PersistenceVersion varchar !, Operations jsonb !",
+        "Id varchar pk, Dispatched bool !, DispatchedAt timestamp, PersistenceVersion varchar !, \
+         Operations jsonb !",
     ),
     (
         "event_publication",
-        "id uuid pk, listener_id text !, event_type text !, serialized_event text !, publication_date timestamptz !, \
-         completion_date timestamptz, status text, completion_attempts int4, last_resubmission_date timestamptz",
+        "id uuid pk, listener_id text !, event_type text !, serialized_event text !, \
+         publication_date timestamptz !, \
+         completion_date timestamptz, status text, completion_attempts int4, \
+         last_resubmission_date timestamptz",
     ),
     (
         "stored_events",
-        "id int8 pk, aggregate_uuid uuid, aggregate_version int8, event_version int2 !, event_class varchar !, \
+        "id int8 pk, aggregate_uuid uuid, aggregate_version int8, event_version int2 !, \
+         event_class varchar !, \
          event_properties jsonb !, meta_data jsonb !, created_at timestamp !",
     ),
     (
         "outbox_messages",
-        "id int8 pk, messageable_type varchar !, messageable_id int8 !, event_name varchar !, data jsonb !, \
+        "id int8 pk, messageable_type varchar !, messageable_id int8 !, event_name varchar !, data \
+         jsonb !, \
          status varchar !, attempts int4 !, created_at timestamp !, updated_at timestamp !",
     ),
     (
         r#""App"."outboxEvents""#,
-        "eventId uuid pk, aggregateType text !, aggregateId uuid !, eventType text !, eventData bytea !, \
-         occurredOnUtc timestamp !, traceParent text, tenantId uuid !, processedOnUtc timestamp, error text",
+        "eventId uuid pk, aggregateType text !, aggregateId uuid !, eventType text !, eventData \
+         bytea !, \
+         occurredOnUtc timestamp !, traceParent text, tenantId uuid !, processedOnUtc timestamp, \
+         error text",
     ),
 ];
 
@@ -185,12 +215,21 @@ fn a_column_is_taken_for_what_no_other_fits_better() {
 #[test]
 fn a_table_without_a_key_is_warned_of_and_a_key_of_bytes_says_that_it_is_text() {
     let suggestion = suggested("t", &columns("id int8 pk, payload text !, done bool")).unwrap();
-    assert_eq!(suggestion.warnings, ["no column names what an event is about: records have no key, and so no order"]);
-    let suggestion = suggested("t", &columns("id int8 pk, payload text !, aggregate_id bytea !")).unwrap();
+    assert_eq!(
+        suggestion.warnings,
+        ["no column names what an event is about: records have no key, and so no order"]
+    );
+    let suggestion = suggested(
+        "t",
+        &columns("id int8 pk, payload text !, aggregate_id bytea !"),
+    )
+    .unwrap();
     assert_eq!(suggestion.warnings, [""; 0]);
     assert_eq!(suggestion.columns[2].why, "by its name, as the text \\x…");
     assert!(
-        suggestion.toml.contains("Taken for the key: by its name, as the text \\x…. Events"),
+        suggestion
+            .toml
+            .contains("Taken for the key: by its name, as the text \\x…. Events"),
         "{}",
         suggestion.toml
     );
@@ -205,9 +244,22 @@ fn what_setup_refuses_is_in_the_file_and_a_warning() {
     };
     let columns = columns("id uuid pk, aggregate_id text !, payload json");
     let suggestion = suggest(&"outbox".parse().unwrap(), &columns, &known).unwrap();
-    assert_eq!(suggestion.warnings, ["setup refuses it", "no column can be added"]);
-    assert!(suggestion.toml.contains("# setup refuses it\n# no column can be added\n"), "{}", suggestion.toml);
-    assert!(!suggestion.toml.contains("--add-xid-column"), "{}", suggestion.toml);
+    assert_eq!(
+        suggestion.warnings,
+        ["setup refuses it", "no column can be added"]
+    );
+    assert!(
+        suggestion
+            .toml
+            .contains("# setup refuses it\n# no column can be added\n"),
+        "{}",
+        suggestion.toml
+    );
+    assert!(
+        !suggestion.toml.contains("--add-xid-column"),
+        "{}",
+        suggestion.toml
+    );
 }
 
 #[test]
@@ -217,19 +269,27 @@ fn a_table_without_a_payload_or_an_id_is_refused_with_the_columns_it_has() {
     assert_eq!(error.kind(), Kind::Publication);
     assert_eq!(
         error.cause(),
-        "table sales.outbox has no column that looks like the payload: json, jsonb, xml, bytea or text that is called so; it \
+        "table sales.outbox has no column that looks like the payload: json, jsonb, xml, bytea or \
+         text that is called so; it \
          has id (uuid), name (varchar), error_message (text)"
     );
     assert!(error.what_to_do().unwrap().contains("[format.envelope]"));
     let error = refused("payload json, note text");
     assert!(error.cause().contains("the event's id"), "{error}");
-    assert!(error.what_to_do().unwrap().starts_with("give the table a primary key, or name the column under"));
+    assert!(
+        error
+            .what_to_do()
+            .unwrap()
+            .starts_with("give the table a primary key, or name the column under")
+    );
     let error = refused("account uuid part, version int4 part, payload json");
     assert_eq!(
         error.what_to_do().as_deref(),
         Some(
-            "an event's id is one column, and the primary key has several (account, version): add a unique column, such as \
-             event_id uuid, or name the column under [outbox.columns] in a walrelay.toml of your own"
+            "an event's id is one column, and the primary key has several (account, version): add \
+             a unique column, such as \
+             event_id uuid, or name the column under [outbox.columns] in a walrelay.toml of your \
+             own"
         )
     );
     let error = suggested("t", &[]).unwrap_err();
@@ -238,31 +298,54 @@ fn a_table_without_a_payload_or_an_id_is_refused_with_the_columns_it_has() {
 
 #[test]
 fn every_guess_is_in_the_file_with_what_it_was_made_from() {
-    let text = "id uuid pk, Entity~Type mood, aggregateId varchar, event_type varchar !, payload bytea ! domain, \
-                metadata jsonb, created_at timestamp !, partition int4, status varchar, extra text, sum int4 gen";
+    let text = "id uuid pk, Entity~Type mood, aggregateId varchar, event_type varchar !, payload \
+                bytea ! domain, \
+                metadata jsonb, created_at timestamp !, partition int4, status varchar, extra \
+                text, sum int4 gen";
     let suggestion = suggested(r#""My Schema"."Out Box""#, &columns(text)).unwrap();
     assert_told("suggested", &suggestion.toml);
 }
 
 #[test]
 fn commands_find_the_aggregate_and_the_type_and_traces_have_the_usual_name() {
-    let text = "id uuid pk, aggregate_type text !, aggregate_id uuid !, event_type text !, payload json, trace_parent text, \
+    let text = "id uuid pk, aggregate_type text !, aggregate_id uuid !, event_type text !, payload \
+                json, trace_parent text, \
                 TraceState text, traceparent text";
     let suggestion = suggested("outbox", &columns(text)).unwrap();
     let outbox = config(&suggestion).outboxes.remove(0);
     assert_eq!(
-        [outbox.aggregate_type.as_str(), outbox.aggregate_id.as_str(), outbox.event_type.as_str()],
+        [
+            outbox.aggregate_type.as_str(),
+            outbox.aggregate_id.as_str(),
+            outbox.event_type.as_str()
+        ],
         ["aggregate_type", "aggregate_id", "event_type"]
     );
-    let names: Vec<_> = outbox.route.headers.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["event_type", "trace_parent", "tracestate", "traceparent"]);
-    let suggestion = suggested("outbox", &columns("id uuid pk, payload json, trace_parent text")).unwrap();
-    assert_eq!(config(&suggestion).outboxes[0].route.headers[0].0, "traceparent");
+    let names: Vec<_> = outbox
+        .route
+        .headers
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["event_type", "trace_parent", "tracestate", "traceparent"]
+    );
+    let suggestion = suggested(
+        "outbox",
+        &columns("id uuid pk, payload json, trace_parent text"),
+    )
+    .unwrap();
+    assert_eq!(
+        config(&suggestion).outboxes[0].route.headers[0].0,
+        "traceparent"
+    );
 }
 
 #[test]
 fn what_a_table_notes_down_is_offered_and_not_set() {
-    let text = "id uuid pk, payload json, status text ! default='PENDING'::text, published_at timestamptz";
+    let text =
+        "id uuid pk, payload json, status text ! default='PENDING'::text, published_at timestamptz";
     let suggestion = suggested("outbox", &columns(text)).unwrap();
     assert!(
         suggestion.toml.contains(
@@ -282,35 +365,72 @@ table = "public.outbox"
         suggestion.toml
     );
     assert!(config(&suggestion).outboxes[0].upkeep.pending.is_none());
-    let meant = suggestion.toml.replace("# pending =", "pending =").replace("# mark =", "mark =");
-    let upkeep = config(&Suggestion { toml: meant, ..suggestion }).outboxes.remove(0).upkeep;
+    let meant = suggestion
+        .toml
+        .replace("# pending =", "pending =")
+        .replace("# mark =", "mark =");
+    let upkeep = config(&Suggestion {
+        toml: meant,
+        ..suggestion
+    })
+    .outboxes
+    .remove(0)
+    .upkeep;
     assert_eq!(upkeep.pending.as_deref(), Some("status = 'PENDING'"));
-    assert_eq!(upkeep.mark.as_deref(), Some("status = 'PUBLISHED', published_at = now()"));
-    let marked = |text: &str| guess::marked(&columns(text)).map(|marked| (marked.pending, marked.mark));
+    assert_eq!(
+        upkeep.mark.as_deref(),
+        Some("status = 'PUBLISHED', published_at = now()")
+    );
+    let marked =
+        |text: &str| guess::marked(&columns(text)).map(|marked| (marked.pending, marked.mark));
     for (text, expected) in [
         ("status text default='it''s'::text", None),
-        ("status text default='New'::text", Some(("status = 'New'", "status = 'Published'"))),
-        ("status text, published_at timestamptz", Some(("published_at is null", "published_at = now()"))),
-        ("isSent bool default=false", Some(("not \"isSent\"", "\"isSent\" = true"))),
+        (
+            "status text default='New'::text",
+            Some(("status = 'New'", "status = 'Published'")),
+        ),
+        (
+            "status text, published_at timestamptz",
+            Some(("published_at is null", "published_at = now()")),
+        ),
+        (
+            "isSent bool default=false",
+            Some(("not \"isSent\"", "\"isSent\" = true")),
+        ),
         ("status text, published_at timestamptz !, id uuid", None),
-        ("status int2 ! default=0", Some(("status = 0", "status = 1"))),
+        (
+            "status int2 ! default=0",
+            Some(("status = 0", "status = 1")),
+        ),
         (
             "State int4 default='1'::smallint, sent_at timestamptz",
             Some(("\"State\" = 1", "\"State\" = 2, sent_at = now()")),
         ),
-        ("status int2 !, isSent bool default=false", Some(("not \"isSent\"", "\"isSent\" = true"))),
+        (
+            "status int2 !, isSent bool default=false",
+            Some(("not \"isSent\"", "\"isSent\" = true")),
+        ),
     ] {
         let expected = expected.map(|(pending, mark)| (pending.to_owned(), mark.to_owned()));
         assert_eq!(marked(text), expected, "{text}");
     }
     let with_xid = columns("id uuid pk, payload json, xid xid8 default=pg_current_xact_id()");
-    assert!(!suggested("outbox", &with_xid).unwrap().toml.contains("--add-xid-column"));
+    assert!(
+        !suggested("outbox", &with_xid)
+            .unwrap()
+            .toml
+            .contains("--add-xid-column")
+    );
 }
 
 #[test]
 fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
     let columns = columns("id uuid pk, payload json");
-    let text = |known: &Known| suggest(&"outbox".parse().unwrap(), &columns, known).unwrap().toml;
+    let text = |known: &Known| {
+        suggest(&"outbox".parse().unwrap(), &columns, known)
+            .unwrap()
+            .toml
+    };
     assert!(text(&Known::default()).contains("SET THIS"));
     let some = |text: &str| Some(text.to_owned());
     let known = Known {
@@ -321,17 +441,41 @@ fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
         ..Known::default()
     };
     let text = text(&known);
-    assert!(!text.contains("SET THIS") && !text.contains("Not written here"), "{text}");
-    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", &text))).unwrap();
+    assert!(
+        !text.contains("SET THIS") && !text.contains("Not written here"),
+        "{text}"
+    );
+    let settings = Settings::new(
+        &Flags::new(),
+        &Environment::new(),
+        Some(&ConfigFile::new("w.toml", &text)),
+    )
+    .unwrap();
     let config = settings.config(false).unwrap();
-    assert_eq!((config.source.slot.as_str(), config.source.publication.as_str()), ("orders", "pub"));
-    assert_eq!((config.kafka.brokers.as_str(), config.source.database.database.as_str()), ("kafka:9092", "shop"));
+    assert_eq!(
+        (
+            config.source.slot.as_str(),
+            config.source.publication.as_str()
+        ),
+        ("orders", "pub")
+    );
+    assert_eq!(
+        (
+            config.kafka.brokers.as_str(),
+            config.source.database.database.as_str()
+        ),
+        ("kafka:9092", "shop")
+    );
 }
 
 #[test]
 fn a_slot_is_named_after_any_table() {
-    let slot =
-        |table: &str| config(&suggested(table, &columns("id uuid pk, payload json")).unwrap()).source.slot.to_string();
+    let slot = |table: &str| {
+        config(&suggested(table, &columns("id uuid pk, payload json")).unwrap())
+            .source
+            .slot
+            .to_string()
+    };
     let long = "x".repeat(63);
     for (table, expected) in [
         ("outbox", "outbox"),
@@ -367,27 +511,42 @@ fn any_column() -> impl Strategy<Value = Column> {
     .flat_map(|list| list.split(' '))
     .collect();
     let name = prop_oneof![3 => proptest::sample::select(names).prop_map(str::to_owned), 1 => "[^\0]{1,20}"];
-    let base =
-        proptest::sample::select(vec!["uuid", "text", "jsonb", "bytea", "int8", "timestamptz", "timestamp", "bool"]);
-    (name, base, any::<[bool; 6]>()).prop_filter("longer than Postgres takes", |(name, ..)| name.len() < 64).prop_map(
-        |(name, base, [not_null, generated, key, unique, references, domain])| {
-            let category = if base == "text" { "S" } else { "U" }.to_owned();
-            let (base, type_name) = (base.to_owned(), base.to_owned());
-            Column {
-                name,
-                type_name,
-                type_modifier: -1,
-                base: BaseType { name: base, category, domain, ..BaseType::default() },
-                not_null,
-                generated,
-                default: (not_null && domain).then(|| "'NEW'::text".to_owned()),
-                in_primary_key: key,
-                unique,
-                references,
-                ..Column::default()
-            }
-        },
-    )
+    let base = proptest::sample::select(vec![
+        "uuid",
+        "text",
+        "jsonb",
+        "bytea",
+        "int8",
+        "timestamptz",
+        "timestamp",
+        "bool",
+    ]);
+    (name, base, any::<[bool; 6]>())
+        .prop_filter("longer than Postgres takes", |(name, ..)| name.len() < 64)
+        .prop_map(
+            |(name, base, [not_null, generated, key, unique, references, domain])| {
+                let category = if base == "text" { "S" } else { "U" }.to_owned();
+                let (base, type_name) = (base.to_owned(), base.to_owned());
+                Column {
+                    name,
+                    type_name,
+                    type_modifier: -1,
+                    base: BaseType {
+                        name: base,
+                        category,
+                        domain,
+                        ..BaseType::default()
+                    },
+                    not_null,
+                    generated,
+                    default: (not_null && domain).then(|| "'NEW'::text".to_owned()),
+                    in_primary_key: key,
+                    unique,
+                    references,
+                    ..Column::default()
+                }
+            },
+        )
 }
 
 proptest! {

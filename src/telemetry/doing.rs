@@ -20,40 +20,71 @@ impl Doing {
         let parked = Some(metrics.waiting_events.get()).filter(|parked| *parked > 0);
         let parked = parked.map(|parked| match parked {
             1 => "1 event is parked until it can be delivered.".to_owned(),
-            parked => format!("{} events are parked until they can be delivered.", count(parked as f64)),
+            parked => format!(
+                "{} events are parked until they can be delivered.",
+                count(parked as f64)
+            ),
         });
         let bus = telemetry.bus.name;
         let (tone, headline, note) = match telemetry.health.not_ready() {
             None => {
                 let note = match metrics.lag_seconds(now_us()) {
-                    _ if metrics.reads_table.get() > 0 => "It reads the table and publishes its rows.".to_owned(),
-                    lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
-                        format!("Postgres has WAL that has not arrived for {}.", seconds(lag))
+                    _ if metrics.reads_table.get() > 0 => {
+                        "It reads the table and publishes its rows.".to_owned()
                     }
-                    0.0 if parked.is_some() => format!("All received events are in {bus}, or parked."),
+                    lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
+                        format!(
+                            "Postgres has WAL that has not arrived for {}.",
+                            seconds(lag)
+                        )
+                    }
+                    0.0 if parked.is_some() => {
+                        format!("All received events are in {bus}, or parked.")
+                    }
                     0.0 => format!("All received events are in {bus}."),
                     lag if metrics.write_back_due_events.get() > 0 => {
-                        format!("The oldest event that is not written back was committed {} ago.", seconds(lag))
+                        format!(
+                            "The oldest event that is not written back was committed {} ago.",
+                            seconds(lag)
+                        )
                     }
-                    lag => format!("The oldest event that is not in {bus} was committed {} ago.", seconds(lag)),
+                    lag => format!(
+                        "The oldest event that is not in {bus} was committed {} ago.",
+                        seconds(lag)
+                    ),
                 };
-                (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
+                (
+                    if parked.is_some() { "wait" } else { "good" },
+                    "The relay works".to_owned(),
+                    Some(note),
+                )
             }
             Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
                 // The newest error keeps a relay from its work at the start.
-                let failure = telemetry.failures.newest().filter(|_| reason == NotReady::Starting);
+                let failure = telemetry
+                    .failures
+                    .newest()
+                    .filter(|_| reason == NotReady::Starting);
                 let note = failure.map(|failure| match failure.remedy {
                     Some(remedy) => format!("{}. Fix: {remedy}.", failure.what),
                     None => format!("{}.", failure.what),
                 });
-                (if note.is_some() { "bad" } else { "wait" }, format!("Not at work: {reason}"), note)
+                (
+                    if note.is_some() { "bad" } else { "wait" },
+                    format!("Not at work: {reason}"),
+                    note,
+                )
             }
             Some(reason) => {
                 let note = remedy(&reason, telemetry).map(|remedy| format!("Fix: {remedy}."));
                 ("bad", format!("Not ready: {reason}"), note)
             }
         };
-        Doing { tone, headline, notes: [note, parked].into_iter().flatten().collect() }
+        Doing {
+            tone,
+            headline,
+            notes: [note, parked].into_iter().flatten().collect(),
+        }
     }
 }
 
@@ -72,7 +103,9 @@ pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String>
         NotReady::SynchronousStandby(_) => return None,
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
         NotReady::WalNotSent(_) => return Some(wal_not_sent_fix().to_string()),
-        NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
+        NotReady::Silent(_) => {
+            return Some("see whether the process is stopped, or gets no CPU time".to_owned());
+        }
         NotReady::Halted(_) => return telemetry.failures.newest()?.remedy,
         NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,
     };
@@ -113,16 +146,20 @@ mod tests {
     #[test]
     fn parked_events_are_not_said_to_be_in_the_bus() {
         let telemetry = Telemetry::new(Duration::from_secs(30));
-        Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
+        Side::ALL
+            .into_iter()
+            .for_each(|side| telemetry.connected(side, true));
         telemetry.health.report(ToDo::Nothing);
         let said = |parked| {
             telemetry.metrics.waiting_events.set(parked);
             Doing::of(&telemetry).notes.join(" ")
         };
         assert_eq!(said(0), "All received events are in Kafka.");
-        let one = "All received events are in Kafka, or parked. 1 event is parked until it can be delivered.";
+        let one = "All received events are in Kafka, or parked. 1 event is parked until it can be \
+                   delivered.";
         assert_eq!(said(1), one);
-        let four = "All received events are in Kafka, or parked. 4 events are parked until they can be delivered.";
+        let four = "All received events are in Kafka, or parked. 4 events are parked until they \
+                    can be delivered.";
         assert_eq!(said(4), four);
     }
 }

@@ -29,13 +29,26 @@ pub(crate) struct Failures(watch::Sender<VecDeque<Failure>>);
 impl Failures {
     /// Keeps `error`, and forgets the oldest one beyond the limit.
     pub(crate) fn keep(&self, error: &Error) {
-        let (kind, topic) = (error.kind(), error.topic().map(str::to_owned));
+        let kind = error.kind();
+        let topic = error.topic().map(str::to_owned);
         let remedy = error.what_to_do().map(|remedy| cut(&remedy));
-        let (at, what) = (Timestamp::now(), cut(&error.to_string()));
+        let at = Timestamp::now();
+        let what = cut(&error.to_string());
         self.0.send_modify(|kept| {
-            let same = kept.iter().position(|known| known.kind == kind && known.topic == topic);
-            let times = 1 + same.and_then(|index| kept.remove(index)).map_or(0, |known| known.times);
-            kept.push_front(Failure { kind, topic, at, times, what, remedy });
+            let same = kept
+                .iter()
+                .position(|known| known.kind == kind && known.topic == topic);
+            let times = 1 + same
+                .and_then(|index| kept.remove(index))
+                .map_or(0, |known| known.times);
+            kept.push_front(Failure {
+                kind,
+                topic,
+                at,
+                times,
+                what,
+                remedy,
+            });
             kept.truncate(KEPT_MAX);
         });
     }
@@ -60,7 +73,8 @@ mod tests {
     #[test]
     fn errors_are_kept_by_kind_and_topic_newest_first_and_bounded() {
         let failures = Failures::default();
-        let refused = |topic: usize| Error::new(Kind::TopicRefused, "no topic").of_topic(&topic.to_string());
+        let refused =
+            |topic: usize| Error::new(Kind::TopicRefused, "no topic").of_topic(&topic.to_string());
         (0..20).for_each(|topic| failures.keep(&refused(topic)));
         failures.keep(&Error::new(Kind::BusUnreachable, "x".repeat(5_000)));
         failures.keep(&refused(17));
@@ -69,7 +83,13 @@ mod tests {
         assert_eq!((kept[0].topic.as_deref(), kept[0].times), (Some("17"), 2));
         assert_eq!(kept[1].what.len(), TEXT_CHARS_MAX);
         // The relay retries, and an operator still has to know what to look at.
-        assert!(kept[1].remedy.as_deref().unwrap().contains("check that the brokers run"));
+        assert!(
+            kept[1]
+                .remedy
+                .as_deref()
+                .unwrap()
+                .contains("check that the brokers run")
+        );
         assert_eq!(kept.last().unwrap().topic.as_deref(), Some("13"));
     }
 }

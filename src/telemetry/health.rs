@@ -1,12 +1,14 @@
-//! Readiness of the relay (P9). Does no I/O: it is computed for an instant, from the reports of the relay.
+//! Readiness of the relay (P9). Does no I/O: it is computed for an instant, from the reports of the
+//! relay.
 //!
-//! *Ready* means: the relay delivers, or it has nothing to deliver as far as the server's WAL tells. Each reason why it is
-//! not ready is a [`NotReady`]. `/readyz`, the metrics, the status page, systemd and `walrelay status` use this one
-//! definition.
+//! *Ready* means: the relay delivers, or it has nothing to deliver as far as the server's WAL
+//! tells. Each reason why it is not ready is a [`NotReady`]. `/readyz`, the metrics, the status
+//! page, systemd and `walrelay status` use this one definition.
 //!
-//! The relay tells of most reasons, and withdraws them: [`Health::tell`]. The others follow from its connections and
-//! reports. It delivers while there is an ack or a confirmed LSN within `ready_within`. Where nothing is in flight, the
-//! server must send the WAL that it has: see [`ToDo`].
+//! The relay tells of most reasons, and withdraws them: [`Health::tell`]. The others follow from
+//! its connections and reports. It delivers while there is an ack or a confirmed LSN within
+//! `ready_within`. Where nothing is in flight, the server must send the WAL that it has: see
+//! [`ToDo`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +19,12 @@ use crate::config::Bus;
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::{Error, NextCommand, Remedy};
 
-/// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
+/// After so long without work, the refusal of a record or a dead letter is forgotten: its row is
+/// gone from the table.
 const GONE: Duration = Duration::from_secs(10);
 
-/// The reason why the relay is not ready, in the order of precedence. `Display` is one line for people.
+/// The reason why the relay is not ready, in the order of precedence. `Display` is one line for
+/// people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReady {
     /// The relay stopped for this cause, and an operator has to act.
@@ -36,13 +40,18 @@ pub enum NotReady {
     #[error("not connected to both ends yet")]
     Starting,
     /// Postgres counts the relay as a synchronous standby; the SQL that mends it.
-    #[error("commits of all sessions wait for this relay, which Postgres counts as a synchronous standby: {0}")]
+    #[error(
+        "commits of all sessions wait for this relay, which Postgres counts as a synchronous \
+         standby: {0}"
+    )]
     SynchronousStandby(String),
     /// This topic refuses dead letters, which blocks all later events.
     #[error("topic {0} takes no dead letters, and everything behind them waits")]
     DeadLettersRefused(String),
     /// This topic refuses records, which blocks all events.
-    #[error("topic {0} refuses records, and everything waits for it; the log says why, and what to do")]
+    #[error(
+        "topic {0} refuses records, and everything waits for it; the log says why, and what to do"
+    )]
     TopicRefused(String),
     /// Postgres refuses what the relay writes: marks, deletes, parked events or the position.
     #[error("Postgres refuses what the relay writes: {0}")]
@@ -104,29 +113,41 @@ impl NotReady {
     }
 
     fn precedence(&self) -> usize {
-        NotReady::CODES.iter().position(|code| *code == self.code()).unwrap_or_default()
+        NotReady::CODES
+            .iter()
+            .position(|code| *code == self.code())
+            .unwrap_or_default()
     }
 }
 
-const BLOCKED_FIX: &str = "see walrelay_intake_closed and the last warnings of the log, and what blocks walrelay in Postgres: \
-     select pid, pg_blocking_pids(pid) from pg_stat_activity where application_name like 'walrelay%'";
+const BLOCKED_FIX: &str = "see walrelay_intake_closed and the last warnings of the log, and what \
+                           blocks walrelay in Postgres: \
+     select pid, pg_blocking_pids(pid) from pg_stat_activity where application_name like \
+     'walrelay%'";
 
-/// The remedy for [`NotReady::Stalled`]. Without events in flight, the relay does not wait for the bus.
+/// The remedy for [`NotReady::Stalled`]. Without events in flight, the relay does not wait for the
+/// bus.
 pub(crate) const fn stalled_fix(bus: Bus, in_flight_events: i64) -> &'static str {
-    if in_flight_events > 0 { bus.stalled } else { BLOCKED_FIX }
+    if in_flight_events > 0 {
+        bus.stalled
+    } else {
+        BLOCKED_FIX
+    }
 }
 
 /// The remedy for [`NotReady::WalNotSent`].
 pub(crate) fn wal_not_sent_fix() -> Remedy {
     Remedy::from(
-        "a standby that synchronized_standby_slots names may be away, for which Postgres holds events back: see it with ",
+        "a standby that synchronized_standby_slots names may be away, for which Postgres holds \
+         events back: see it with ",
     )
     .and(NextCommand::new("doctor"))
     .and("; or the server decodes a large transaction: select * from pg_stat_replication_slots")
 }
 
 /// The remedy for [`NotReady::OverBudget`].
-pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \
+pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove \
+                                    what keeps events \
      from the bus: docs/explanation/recovery.md";
 
 /// What the relay has to do, as its loop sees it.
@@ -162,8 +183,8 @@ struct Health {
 }
 
 impl Health {
-    /// Tells of a reason; `None` withdraws the one with this code. Nothing else is needed for a new reason than its
-    /// variant and code, and a method of [`HealthHandle`] that calls this.
+    /// Tells of a reason; `None` withdraws the one with this code. Nothing else is needed for a new
+    /// reason than its variant and code, and a method of [`HealthHandle`] that calls this.
     fn tell(&mut self, code: &'static str, reason: Option<NotReady>) {
         match reason {
             Some(reason) => self.told.insert(code, reason),
@@ -176,7 +197,9 @@ impl Health {
         let since = self.waiting.map(|(_, since)| since);
         self.waiting = match to_do {
             ToDo::Nothing => None,
-            ToDo::Events { progressed: false } | ToDo::Wal { progressed: false } => Some((to_do, since.unwrap_or(now))),
+            ToDo::Events { progressed: false } | ToDo::Wal { progressed: false } => {
+                Some((to_do, since.unwrap_or(now)))
+            }
             ToDo::Events { .. } | ToDo::Wal { .. } => Some((to_do, now)),
         };
         let has_events = matches!(to_do, ToDo::Events { .. });
@@ -194,7 +217,10 @@ impl Health {
             let age = now.saturating_duration_since(since);
             (age > self.ready_within).then_some(age)
         };
-        let lost = Side::ALL.into_iter().zip(self.connected).filter(|(_, up)| !up);
+        let lost = Side::ALL
+            .into_iter()
+            .zip(self.connected)
+            .filter(|(_, up)| !up);
         let waits = self.waiting.and_then(|(to_do, since)| {
             overdue(since).map(|age| match to_do {
                 ToDo::Wal { .. } => NotReady::WalNotSent(age),
@@ -203,21 +229,28 @@ impl Health {
         });
         let reasons = self.told.values().cloned();
         let reasons = reasons.chain((!self.was_connected).then_some(NotReady::Starting));
-        let reasons =
-            reasons.chain(lost.map(|(side, _)| NotReady::Disconnected(side, side.name_of(self.bus)))).chain(waits);
+        let reasons = reasons
+            .chain(lost.map(|(side, _)| NotReady::Disconnected(side, side.name_of(self.bus))))
+            .chain(waits);
         let reasons = reasons.chain(self.heard_at.and_then(overdue).map(NotReady::Silent));
-        reasons.min_by_key(NotReady::precedence).or(self.heard_at.is_none().then_some(NotReady::Starting))
+        reasons
+            .min_by_key(NotReady::precedence)
+            .or(self.heard_at.is_none().then_some(NotReady::Starting))
     }
 }
 
-/// The health of a relay, which the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
+/// The health of a relay, which the relay writes and the HTTP server reads. Clones share it; no
+/// call blocks for long.
 #[derive(Debug, Clone)]
 pub struct HealthHandle(Arc<Mutex<Health>>);
 
 impl HealthHandle {
     /// A health without reports: not ready.
     pub fn new(ready_within: Duration) -> Self {
-        HealthHandle(Arc::new(Mutex::new(Health { ready_within, ..Health::default() })))
+        HealthHandle(Arc::new(Mutex::new(Health {
+            ready_within,
+            ..Health::default()
+        })))
     }
 
     /// Texts name this bus.
@@ -228,13 +261,22 @@ impl HealthHandle {
     /// A report of the relay's loop.
     ///
     /// Call it several times in `ready_within`, also while idle: silence counts as a stall. Gives
-    /// [`NotReady::Stalled`] or [`NotReady::WalNotSent`] where that was not the reason at the last report.
+    /// [`NotReady::Stalled`] or [`NotReady::WalNotSent`] where that was not the reason at the last
+    /// report.
     pub fn report(&self, to_do: ToDo) -> Option<NotReady> {
-        let (mut health, now) = (self.health(), Instant::now());
-        let waits = |reason: &NotReady| matches!(reason, NotReady::Stalled(_) | NotReady::WalNotSent(_));
-        let waited = health.heard_at.and_then(|at| health.not_ready(at)).as_ref().is_some_and(waits);
+        let mut health = self.health();
+        let now = Instant::now();
+        let waits =
+            |reason: &NotReady| matches!(reason, NotReady::Stalled(_) | NotReady::WalNotSent(_));
+        let waited = health
+            .heard_at
+            .and_then(|at| health.not_ready(at))
+            .as_ref()
+            .is_some_and(waits);
         health.report(now, to_do);
-        health.not_ready(now).filter(|reason| !waited && waits(reason))
+        health
+            .not_ready(now)
+            .filter(|reason| !waited && waits(reason))
     }
 
     /// An end was connected or lost.
@@ -256,17 +298,24 @@ impl HealthHandle {
 
     /// The SQL that mends it where commits wait for this relay; `None` where they do not.
     pub(crate) fn synchronous_standby(&self, remedy: Option<String>) {
-        self.health().tell("synchronous_standby", remedy.map(NotReady::SynchronousStandby));
+        self.health().tell(
+            "synchronous_standby",
+            remedy.map(NotReady::SynchronousStandby),
+        );
     }
 
     /// The topic that refuses dead letters; `None` once it has taken one.
     pub fn dead_letters_refused(&self, topic: Option<String>) {
         let mut health = self.health();
-        health.tell("dead_letters_refused", topic.map(NotReady::DeadLettersRefused));
+        health.tell(
+            "dead_letters_refused",
+            topic.map(NotReady::DeadLettersRefused),
+        );
         health.idle_since = None;
     }
 
-    /// The topic that refuses records and so blocks all events; `None` once it takes one, or its events are given up.
+    /// The topic that refuses records and so blocks all events; `None` once it takes one, or its
+    /// events are given up.
     pub fn topic_refused(&self, topic: Option<String>) {
         let mut health = self.health();
         health.tell("topic_refused", topic.map(NotReady::TopicRefused));
@@ -275,12 +324,14 @@ impl HealthHandle {
 
     /// The refusal of what the relay writes to Postgres; `None` once a write has succeeded.
     pub(crate) fn unwritable(&self, error: Option<Error>) {
-        self.health().tell("postgres_unwritable", error.map(NotReady::Unwritable));
+        self.health()
+            .tell("postgres_unwritable", error.map(NotReady::Unwritable));
     }
 
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
-        self.health().tell("standing_by", holder.map(NotReady::StandingBy));
+        self.health()
+            .tell("standing_by", holder.map(NotReady::StandingBy));
     }
 
     /// The relay was told to stop and is draining.
@@ -288,9 +339,11 @@ impl HealthHandle {
         self.health().tell("stopping", Some(NotReady::Stopping));
     }
 
-    /// The relay stopped, and an operator has to act. HTTP shows `cause`, which must hold no payload and no secret.
+    /// The relay stopped, and an operator has to act. HTTP shows `cause`, which must hold no
+    /// payload and no secret.
     pub fn halted(&self, cause: &str) {
-        self.health().tell("halted", Some(NotReady::Halted(cause.to_owned())));
+        self.health()
+            .tell("halted", Some(NotReady::Halted(cause.to_owned())));
     }
 
     /// The reason why the relay is not ready now; `None` if it is ready.
@@ -299,7 +352,8 @@ impl HealthHandle {
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        // A panic elsewhere can leave one of several assignments undone. The next report repeats it.
+        // A panic elsewhere can leave one of several assignments undone. The next report repeats
+        // it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -375,7 +429,14 @@ mod tests {
         health.dead_letters_refused(Some("dead".to_owned()));
         // Between two attempts there is no work for a moment.
         for second in 0..60 {
-            health.health().report(at(second), if second % 10 == 0 { events(true) } else { ToDo::Nothing });
+            health.health().report(
+                at(second),
+                if second % 10 == 0 {
+                    events(true)
+                } else {
+                    ToDo::Nothing
+                },
+            );
             assert_eq!(reason(&health, at(second)), refused());
         }
         health.dead_letters_refused(None);
@@ -414,7 +475,10 @@ mod tests {
             assert_eq!(reason(&health, now), None);
         }
         assert_eq!(reason(&health, start + seconds(3590) + WITHIN), None);
-        assert_eq!(reason(&health, start + seconds(3591) + WITHIN), Some(NotReady::Silent(seconds(31))));
+        assert_eq!(
+            reason(&health, start + seconds(3591) + WITHIN),
+            Some(NotReady::Silent(seconds(31)))
+        );
     }
 
     #[test]
@@ -422,36 +486,63 @@ mod tests {
         let (health, start) = connected();
         health.health().report(start, events(true));
         for second in 1..=31 {
-            health.health().report(start + seconds(second), events(false));
+            health
+                .health()
+                .report(start + seconds(second), events(false));
         }
         assert_eq!(reason(&health, start + WITHIN), None);
-        assert_eq!(reason(&health, start + seconds(31)), Some(NotReady::Stalled(seconds(31))));
+        assert_eq!(
+            reason(&health, start + seconds(31)),
+            Some(NotReady::Stalled(seconds(31)))
+        );
         health.health().report(start + seconds(32), events(true));
-        assert_eq!(reason(&health, start + seconds(32)), None, "an ack ends the stall");
+        assert_eq!(
+            reason(&health, start + seconds(32)),
+            None,
+            "an ack ends the stall"
+        );
 
         // The next stall begins with the work, not with the last ack before it.
         health.health().report(start + seconds(33), ToDo::Nothing);
         let work = start + seconds(1000);
         health.health().report(work, events(false));
         assert_eq!(reason(&health, work + WITHIN), None);
-        assert!(matches!(reason(&health, work + WITHIN + WITHIN), Some(NotReady::Stalled(_))));
+        assert!(matches!(
+            reason(&health, work + WITHIN + WITHIN),
+            Some(NotReady::Stalled(_))
+        ));
     }
 
     #[test]
     fn a_server_that_sends_nothing_of_its_wal_makes_the_relay_unready_until_it_goes_on() {
         let (health, start) = connected();
-        let wal = |second, progressed| health.health().report(start + seconds(second), ToDo::Wal { progressed });
+        let wal = |second, progressed| {
+            health
+                .health()
+                .report(start + seconds(second), ToDo::Wal { progressed })
+        };
         for second in 0..60 {
             wal(second, true);
-            assert_eq!(reason(&health, start + seconds(second)), None, "it decodes WAL of other tables");
+            assert_eq!(
+                reason(&health, start + seconds(second)),
+                None,
+                "it decodes WAL of other tables"
+            );
         }
         (60..=90).for_each(|second| wal(second, false));
-        assert_eq!(reason(&health, start + seconds(90)), Some(NotReady::WalNotSent(seconds(31))));
+        assert_eq!(
+            reason(&health, start + seconds(90)),
+            Some(NotReady::WalNotSent(seconds(31)))
+        );
         wal(91, true);
         assert_eq!(reason(&health, start + seconds(91)), None);
         (92..=130).for_each(|second| wal(second, false));
         health.health().report(start + seconds(131), events(true));
-        assert_eq!(reason(&health, start + seconds(131)), None, "events arrived");
+        assert_eq!(
+            reason(&health, start + seconds(131)),
+            None,
+            "events arrived"
+        );
     }
 
     #[test]
@@ -459,16 +550,25 @@ mod tests {
         let (health, now) = connected();
         health.health().report(now, ToDo::Nothing);
         health.connection(Side::Bus, false);
-        assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Bus, "Kafka")));
+        assert_eq!(
+            reason(&health, now),
+            Some(NotReady::Disconnected(Side::Bus, "Kafka"))
+        );
         health.connection(Side::Bus, true);
         assert_eq!(reason(&health, now), None);
         health.standing_by(Some("backend pid 7, streams".to_owned()));
-        assert_eq!(reason(&health, now).map(|reason| reason.code()), Some("standing_by"));
+        assert_eq!(
+            reason(&health, now).map(|reason| reason.code()),
+            Some("standing_by")
+        );
         health.standing_by(None);
         assert_eq!(reason(&health, now), None);
         health.stopping();
         assert_eq!(reason(&health, now), Some(NotReady::Stopping));
         health.halted("the slot is gone");
-        assert_eq!(reason(&health, now).map(|reason| reason.to_string()), Some("halted: the slot is gone".to_owned()));
+        assert_eq!(
+            reason(&health, now).map(|reason| reason.to_string()),
+            Some("halted: the slot is gone".to_owned())
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Metrics, health and the status page over HTTP: read-only, without payloads, secrets and settings of connections.
+//! Metrics, health and the status page over HTTP: read-only, without payloads, secrets and settings
+//! of connections.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -37,10 +38,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of a request's head. No body is read.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// The limits of a client: a connection that cannot be held open gets a few kilobytes, a few seconds and one request.
+/// The limits of a client: a connection that cannot be held open gets a few kilobytes, a few
+/// seconds and one request.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Connections at a time. A further one takes the place of another, so that no client keeps a probe waiting.
+    /// Connections at a time. A further one takes the place of another, so that no client keeps a
+    /// probe waiting.
     connections: usize,
     /// From accept to the end of the request's head.
     head: Duration,
@@ -50,7 +53,11 @@ struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 64, head: Duration::from_secs(2), lifetime: Duration::from_secs(10) }
+        Limits {
+            connections: 64,
+            head: Duration::from_secs(2),
+            lifetime: Duration::from_secs(10),
+        }
     }
 }
 
@@ -65,15 +72,26 @@ struct Connection {
 }
 
 impl Open {
-    /// Makes room for one more than `most`: closes the oldest connection of the client that has most.
+    /// Makes room for one more than `most`: closes the oldest connection of the client that has
+    /// most.
     fn make_room(&mut self, most: usize) {
         self.0.retain(|connection| !connection.task.is_finished());
         if self.0.len() < most {
             return;
         }
-        let of = |client| self.0.iter().filter(|connection| connection.client == client).count();
+        let of = |client| {
+            self.0
+                .iter()
+                .filter(|connection| connection.client == client)
+                .count()
+        };
         // Of equals `max_by_key` takes the last, which is the oldest here.
-        let found = self.0.iter().enumerate().rev().max_by_key(|(_, connection)| of(connection.client));
+        let found = self
+            .0
+            .iter()
+            .enumerate()
+            .rev()
+            .max_by_key(|(_, connection)| of(connection.client));
         if let Some((place, _)) = found {
             self.0.remove(place);
         }
@@ -92,26 +110,39 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// [`Kind::Config`] where `addr` cannot be bound.
 pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(addr).await.map_err(|error| {
-        Error::new(Kind::Config, format!("metrics and health cannot be served on {addr}: {error}"))
-            .remedy("choose another address for http, or leave it out to serve neither")
+        Error::new(
+            Kind::Config,
+            format!("metrics and health cannot be served on {addr}: {error}"),
+        )
+        .remedy("choose another address for http, or leave it out to serve neither")
     })
 }
 
 /// Serves metrics, health and the status page of a relay on what [`bind`] gave, until dropped.
-pub(crate) async fn serve(listener: TcpListener, telemetry: Telemetry, page: &Arc<Page>) -> Infallible {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    telemetry: Telemetry,
+    page: &Arc<Page>,
+) -> Infallible {
     serve_within(Limits::default(), listener, telemetry, page).await
 }
 
 /// Serves metrics and health on what [`bind`] gave, until dropped: for a process that is no relay.
 pub(crate) async fn serve_metrics(listener: TcpListener, telemetry: Telemetry) -> Infallible {
-    let routes =
-        metrics_and_health(telemetry).fallback(|| async { not_found("there are /metrics, /healthz and /readyz") });
+    let routes = metrics_and_health(telemetry)
+        .fallback(|| async { not_found("there are /metrics, /healthz and /readyz") });
     accept(Limits::default(), listener, routes).await
 }
 
-async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry, page: &Arc<Page>) -> Infallible {
+async fn serve_within(
+    limits: Limits,
+    listener: TcpListener,
+    telemetry: Telemetry,
+    page: &Arc<Page>,
+) -> Infallible {
     let routes = metrics_and_health(telemetry).merge(page.routes());
-    let routes = routes.fallback(|| async { not_found("there are /, /metrics, /healthz and /readyz") });
+    let routes =
+        routes.fallback(|| async { not_found("there are /, /metrics, /healthz and /readyz") });
     tokio::select! {
         never = accept(limits, listener, routes) => never,
         never = page.keep() => never,
@@ -133,7 +164,10 @@ async fn accept(limits: Limits, listener: TcpListener, routes: Router) -> Infall
         open.make_room(limits.connections);
         let closes_at = Instant::now() + limits.lifetime;
         let mut pages = routes.clone().layer(Extension(ClosesAt(closes_at)));
-        if stream.local_addr().is_ok_and(|local| local.ip().to_canonical().is_loopback()) {
+        if stream
+            .local_addr()
+            .is_ok_and(|local| local.ip().to_canonical().is_loopback())
+        {
             pages = pages.layer(middleware::from_fn(by_own_name));
         }
         let connection = http1::Builder::new()
@@ -147,27 +181,45 @@ async fn accept(limits: Limits, listener: TcpListener, routes: Router) -> Infall
                 tracing::debug!(%error, "a connection for metrics and health failed");
             }
         });
-        open.0.push(Connection { client: client.ip().to_canonical(), task: AbortOnDropHandle::new(task) });
+        open.0.push(Connection {
+            client: client.ip().to_canonical(),
+            task: AbortOnDropHandle::new(task),
+        });
     }
 }
 
-/// Refuses a request for another name. The page of a stranger can have its own name lead to a loopback address, and the
-/// browser then takes what is served there for that page's own (DNS rebinding).
+/// Refuses a request for another name. The page of a stranger can have its own name lead to a
+/// loopback address, and the browser then takes what is served there for that page's own (DNS
+/// rebinding).
 async fn by_own_name(request: Asked, next: Next) -> Response {
-    let hosts = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
-    if hosts.chain(request.uri().authority().map(Authority::as_str)).all(names_this_machine) {
+    let hosts = request
+        .headers()
+        .get_all(header::HOST)
+        .iter()
+        .map(|host| host.to_str().unwrap_or_default());
+    if hosts
+        .chain(request.uri().authority().map(Authority::as_str))
+        .all(names_this_machine)
+    {
         return next.run(request).await;
     }
-    let text =
-        "the request is for another name; ask by address or as localhost, and have a proxy send Host: localhost\n";
+    let text = "the request is for another name; ask by address or as localhost, and have a proxy \
+                send Host: localhost\n";
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// Whether nobody else can own the name: an address, `localhost`, or a name without a dot, which is of this network.
+/// Whether nobody else can own the name: an address, `localhost`, or a name without a dot, which is
+/// of this network.
 fn names_this_machine(host: &str) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else { return host.is_empty() };
+    let Ok(authority) = host.parse::<Authority>() else {
+        return host.is_empty();
+    };
     let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
-    let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+    let is_address = name
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<IpAddr>()
+        .is_ok();
     is_address || !name.contains('.') || name.ends_with(".localhost")
 }
 
@@ -183,10 +235,15 @@ fn metrics_and_health(telemetry: Telemetry) -> Router {
 async fn guarded(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
     headers
         .entry(header::CONTENT_SECURITY_POLICY)
-        .or_insert(HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
+        .or_insert(HeaderValue::from_static(
+            "default-src 'none'; frame-ancestors 'none'",
+        ));
     response
 }
 
@@ -207,7 +264,11 @@ async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
 
 async fn ready(State(telemetry): State<Telemetry>) -> Response {
     let reason = telemetry.health.not_ready();
-    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if reason.is_none() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     let readiness = Readiness {
         ready: reason.is_none(),
         reason: reason.as_ref().map(|reason| reason.code().to_owned()),
@@ -215,7 +276,12 @@ async fn ready(State(telemetry): State<Telemetry>) -> Response {
         fix: reason.and_then(|reason| remedy(&reason, &telemetry)),
     };
     let line = serde_json::to_string(&readiness).unwrap_or_default();
-    (status, [(header::CONTENT_TYPE, "application/json")], format!("{}\n", printable(&line))).into_response()
+    (
+        status,
+        [(header::CONTENT_TYPE, "application/json")],
+        format!("{}\n", printable(&line)),
+    )
+        .into_response()
 }
 
 /// The answer of `/readyz`.
@@ -238,30 +304,55 @@ pub(crate) struct RelayAnswer {
     pub(crate) intake_closed: Option<IntakeClosed>,
 }
 
-/// Asks the relay of `slot` that serves `/metrics` and `/readyz` at `addr`. One is at work if `is_at_work`.
+/// Asks the relay of `slot` that serves `/metrics` and `/readyz` at `addr`. One is at work if
+/// `is_at_work`.
 ///
 /// # Errors
-/// The reason why nothing is known: nobody answers there, or not the relay that is at work on `slot`.
-pub(crate) async fn ask_relay(addr: SocketAddr, slot: &SlotName, is_at_work: bool) -> Result<RelayAnswer, String> {
-    let asked = async { Ok::<_, BoxError>((page_of(addr, "metrics").await?, page_of(addr, "readyz").await?)) };
+/// The reason why nothing is known: nobody answers there, or not the relay that is at work on
+/// `slot`.
+pub(crate) async fn ask_relay(
+    addr: SocketAddr,
+    slot: &SlotName,
+    is_at_work: bool,
+) -> Result<RelayAnswer, String> {
+    let asked = async {
+        Ok::<_, BoxError>((
+            page_of(addr, "metrics").await?,
+            page_of(addr, "readyz").await?,
+        ))
+    };
     let answer = tokio::time::timeout(ANSWER_WITHIN, asked).await;
-    let answer = answer.map_err(|_| format!("no answer from {addr} in {} s", ANSWER_WITHIN.as_secs()))?;
-    let (metrics, readiness) = answer.map_err(|error| format!("no answer from {addr}: {}", with_causes(&*error)))?;
+    let answer =
+        answer.map_err(|_| format!("no answer from {addr} in {} s", ANSWER_WITHIN.as_secs()))?;
+    let (metrics, readiness) =
+        answer.map_err(|error| format!("no answer from {addr}: {}", with_causes(&*error)))?;
     let has = |sample: &str| metrics.contains(&format!("{sample} 1\n"));
     let is_of_slot = metrics.contains(&format!("walrelay_relay_info{{slot=\"{slot}\""));
     // Where a relay is at work, one without Postgres is another.
     let is_it = is_of_slot && !has("walrelay_standing_by");
     if !is_it || is_at_work && !has("walrelay_connection_state{side=\"postgres\"}") {
-        return Err(format!("{addr} is not the address of the relay at work on slot {slot}"));
+        return Err(format!(
+            "{addr} is not the address of the relay at work on slot {slot}"
+        ));
     }
-    let readiness = serde_json::from_str(&readiness).map_err(|error| format!("no answer from {addr}: {error}"))?;
-    let closed = IntakeClosed::VARIANTS.iter().find(|why| has(&intake_sample(**why))).copied();
-    Ok(RelayAnswer { readiness, intake_closed: closed })
+    let readiness = serde_json::from_str(&readiness)
+        .map_err(|error| format!("no answer from {addr}: {error}"))?;
+    let closed = IntakeClosed::VARIANTS
+        .iter()
+        .find(|why| has(&intake_sample(**why)))
+        .copied();
+    Ok(RelayAnswer {
+        readiness,
+        intake_closed: closed,
+    })
 }
 
 async fn page_of(addr: SocketAddr, page: &str) -> Result<String, BoxError> {
     let request = Request::get(format!("http://{addr}/{page}")).body(Body::empty())?;
-    let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await?;
+    let answer = Client::builder(TokioExecutor::new())
+        .build_http()
+        .request(request)
+        .await?;
     let bytes = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -288,7 +379,8 @@ mod tests {
         let telemetry = Telemetry::new(Duration::from_secs(30));
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let (served, page) = (telemetry.clone(), Page::new(telemetry.clone()));
+        let served = telemetry.clone();
+        let page = Page::new(telemetry.clone());
         tokio::spawn(async move { serve_within(limits, listener, served, &page).await });
         Server { addr, telemetry }
     }
@@ -302,7 +394,12 @@ mod tests {
     }
 
     async fn ask(addr: SocketAddr, method: &str, path: &str) -> (u16, String) {
-        let answer = exchange(addr, &format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await.unwrap();
+        let answer = exchange(
+            addr,
+            &format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n"),
+        )
+        .await
+        .unwrap();
         let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
@@ -321,9 +418,15 @@ mod tests {
             ("GET", "/..%2f", 404, "not found"),
         ] {
             let answer = ask(server.addr, method, path).await;
-            assert!(answer.0 == status && answer.1.contains(text), "{method} {path}: {answer:?}");
+            assert!(
+                answer.0 == status && answer.1.contains(text),
+                "{method} {path}: {answer:?}"
+            );
         }
-        assert_eq!(ask(server.addr, "HEAD", "/metrics").await, (200, String::new()));
+        assert_eq!(
+            ask(server.addr, "HEAD", "/metrics").await,
+            (200, String::new())
+        );
     }
 
     #[tokio::test]
@@ -332,25 +435,49 @@ mod tests {
         let [orders, mail]: [SlotName; 2] = ["orders", "mail"].map(|slot| slot.parse().unwrap());
         let database = ConnInfo::parse(Some("postgres://u@h/d"), &|_| None).unwrap();
         let source = SourceConfig::sample(database, "orders", "p", StreamConfig::default());
-        let not_its = Err(format!("{} is not the address of the relay at work on slot orders", server.addr));
+        let not_its = Err(format!(
+            "{} is not the address of the relay at work on slot orders",
+            server.addr
+        ));
         let ask = |slot| async move { ask_relay(server.addr, slot, true).await };
         assert_eq!(ask(&orders).await, not_its, "it does not know its slot yet");
         server.telemetry.metrics.relays(&source, "at-least-once");
         assert_eq!(ask(&orders).await, not_its, "another one has the slot");
         let starting = ask_relay(server.addr, &orders, false).await.unwrap();
         assert_eq!(starting.readiness.reason.as_deref(), Some("starting"));
-        Side::ALL.into_iter().for_each(|side| server.telemetry.connected(side, true));
+        Side::ALL
+            .into_iter()
+            .for_each(|side| server.telemetry.connected(side, true));
         server.telemetry.health.report(ToDo::Nothing);
-        let good = Readiness { ready: true, reason: None, detail: None, fix: None };
-        assert_eq!(ask(&orders).await, Ok(RelayAnswer { readiness: good, intake_closed: None }));
-        server.telemetry.metrics.intake_closed(Some(IntakeClosed::QueueFull));
+        let good = Readiness {
+            ready: true,
+            reason: None,
+            detail: None,
+            fix: None,
+        };
+        assert_eq!(
+            ask(&orders).await,
+            Ok(RelayAnswer {
+                readiness: good,
+                intake_closed: None
+            })
+        );
+        server
+            .telemetry
+            .metrics
+            .intake_closed(Some(IntakeClosed::QueueFull));
         server.telemetry.connected(Side::Bus, false);
         let away = ask(&orders).await.unwrap();
         assert_eq!(away.intake_closed, Some(IntakeClosed::QueueFull));
-        assert_eq!(away.readiness.detail.as_deref(), Some("not connected to Kafka"));
+        assert_eq!(
+            away.readiness.detail.as_deref(),
+            Some("not connected to Kafka")
+        );
         assert!(away.readiness.fix.unwrap().contains("brokers"));
         assert!(ask(&mail).await.is_err());
-        server.telemetry.standing_by(Some("backend pid 7".to_owned()));
+        server
+            .telemetry
+            .standing_by(Some("backend pid 7".to_owned()));
         assert_eq!(ask(&orders).await, not_its);
         let silent = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = silent.local_addr().unwrap();
@@ -358,19 +485,28 @@ mod tests {
         assert_eq!(asked, Err(format!("no answer from {addr} in 1 s")));
         drop(silent);
         let asked = ask_relay(addr, &orders, true).await;
-        assert!(asked.unwrap_err().starts_with(&format!("no answer from {addr}: ")));
+        assert!(
+            asked
+                .unwrap_err()
+                .starts_with(&format!("no answer from {addr}: "))
+        );
     }
 
     #[tokio::test]
     async fn without_the_page_only_metrics_and_health_answer() {
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = listener.local_addr().unwrap();
-        tokio::spawn(serve_metrics(listener, Telemetry::new(Duration::from_secs(30))));
+        tokio::spawn(serve_metrics(
+            listener,
+            Telemetry::new(Duration::from_secs(30)),
+        ));
         for path in ["/", "/events"] {
             let not_found = "not found; there are /metrics, /healthz and /readyz\n".to_owned();
             assert_eq!(ask(addr, "GET", path).await, (404, not_found), "{path}");
         }
-        let answer = exchange(addr, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let answer = exchange(addr, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .unwrap();
         assert!(answer.contains("cache-control: no-store\r\n"), "{answer}");
     }
 
@@ -379,35 +515,68 @@ mod tests {
         let server = start(Limits::default()).await;
         let (status, line) = ask(server.addr, "GET", "/readyz").await;
         assert_eq!((status, line.lines().count()), (503, 1));
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["reason"], "starting");
-        Side::ALL.into_iter().for_each(|side| server.telemetry.health.connection(side, true));
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&line).unwrap()["reason"],
+            "starting"
+        );
+        Side::ALL
+            .into_iter()
+            .for_each(|side| server.telemetry.health.connection(side, true));
         server.telemetry.health.report(ToDo::Nothing);
-        assert_eq!(ask(server.addr, "GET", "/readyz").await, (200, "{\"ready\":true}\n".to_owned()));
+        assert_eq!(
+            ask(server.addr, "GET", "/readyz").await,
+            (200, "{\"ready\":true}\n".to_owned())
+        );
     }
 
     #[tokio::test]
     async fn clients_that_dawdle_do_not_keep_others_waiting_and_are_cut_off() {
         // What dawdles stays for longer than the test may take.
         let hour = Duration::from_secs(3_600);
-        let limits = Limits { connections: 2, head: hour, lifetime: hour };
+        let limits = Limits {
+            connections: 2,
+            head: hour,
+            lifetime: hour,
+        };
         let server = start(limits).await;
         let mut slow = Vec::new();
         for _ in 0..2 * limits.connections {
             let mut stream = TcpStream::connect(server.addr).await.unwrap();
-            stream.write_all(b"GET /healthz HTTP/1.1\r\nX-Slow: ").await.unwrap();
+            stream
+                .write_all(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+                .await
+                .unwrap();
             slow.push(stream);
             assert_eq!(ask(server.addr, "GET", "/healthz").await.0, 200);
         }
-        let server = start(Limits { head: Duration::from_millis(100), ..limits }).await;
+        let server = start(Limits {
+            head: Duration::from_millis(100),
+            ..limits
+        })
+        .await;
         for begin in ["", "GET /healthz HTTP/1.1\r\nX-Slow: "] {
-            assert_eq!(exchange(server.addr, begin).await.unwrap_or_default(), "", "{begin}");
+            assert_eq!(
+                exchange(server.addr, begin).await.unwrap_or_default(),
+                "",
+                "{begin}"
+            );
         }
         let server = start(Limits::default()).await;
-        let huge = format!("GET /healthz HTTP/1.1\r\nX-Huge: {}\r\n\r\n", "x".repeat(100_000));
+        let huge = format!(
+            "GET /healthz HTTP/1.1\r\nX-Huge: {}\r\n\r\n",
+            "x".repeat(100_000)
+        );
         let answer = exchange(server.addr, &huge).await.unwrap_or_default();
         assert!(!answer.contains("alive"), "{answer}");
         let two = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2);
-        assert_eq!(exchange(server.addr, &two).await.unwrap().matches("alive").count(), 1);
+        assert_eq!(
+            exchange(server.addr, &two)
+                .await
+                .unwrap()
+                .matches("alive")
+                .count(),
+            1
+        );
     }
 
     #[tokio::test]
@@ -415,9 +584,18 @@ mod tests {
         let mut open = Open::default();
         let connection = |client: u8| {
             let task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
-            Connection { client: IpAddr::from([10, 0, 0, client]), task }
+            Connection {
+                client: IpAddr::from([10, 0, 0, client]),
+                task,
+            }
         };
-        let clients = |open: &Open| open.0.iter().map(|it| it.client.to_string()).collect::<Vec<_>>().join(" ");
+        let clients = |open: &Open| {
+            open.0
+                .iter()
+                .map(|it| it.client.to_string())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
         for client in [1, 2, 3, 2] {
             open.make_room(4);
             open.0.push(connection(client));
@@ -434,24 +612,48 @@ mod tests {
             tokio::task::yield_now().await;
         }
         open.make_room(3);
-        assert_eq!(clients(&open), "10.0.0.3 10.0.0.2", "one that has ended leaves its place");
+        assert_eq!(
+            clients(&open),
+            "10.0.0.3 10.0.0.2",
+            "one that has ended leaves its place"
+        );
     }
 
     #[tokio::test]
     async fn at_a_loopback_address_only_names_of_this_machine_are_answered() {
         let server = start(Limits::default()).await;
         let of = |host: &str| format!("GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n");
-        for own in ["127.0.0.1:9464", "[::1]:9464", "10.1.2.3", "localhost:1", "LocalHost.", "relay", "a.localhost"] {
+        for own in [
+            "127.0.0.1:9464",
+            "[::1]:9464",
+            "10.1.2.3",
+            "localhost:1",
+            "LocalHost.",
+            "relay",
+            "a.localhost",
+        ] {
             let answer = exchange(server.addr, &of(own)).await.unwrap();
             assert!(answer.starts_with("HTTP/1.1 200"), "{own}: {answer}");
         }
-        let old = exchange(server.addr, "GET /healthz HTTP/1.0\r\n\r\n").await.unwrap();
+        let old = exchange(server.addr, "GET /healthz HTTP/1.0\r\n\r\n")
+            .await
+            .unwrap();
         assert!(old.starts_with("HTTP/1.0 200"), "{old}");
         let two = of("localhost\r\nHost: evil.example");
-        let whole = "GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_owned();
-        for other in [of("evil.example"), of("127.0.0.1.evil.example:9464"), of("localhost@evil.example"), two, whole] {
+        let whole =
+            "GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_owned();
+        for other in [
+            of("evil.example"),
+            of("127.0.0.1.evil.example:9464"),
+            of("localhost@evil.example"),
+            two,
+            whole,
+        ] {
             let answer = exchange(server.addr, &other).await.unwrap();
-            assert!(answer.starts_with("HTTP/1.1 421") && answer.contains("Host: localhost"), "{other}: {answer}");
+            assert!(
+                answer.starts_with("HTTP/1.1 421") && answer.contains("Host: localhost"),
+                "{other}: {answer}"
+            );
         }
     }
 
@@ -459,6 +661,9 @@ mod tests {
     async fn an_address_that_is_taken_is_a_configuration_error_with_a_remedy() {
         let server = start(Limits::default()).await;
         let error = bind(server.addr).await.unwrap_err();
-        assert!(error.kind() == Kind::Config && error.what_to_do().is_some(), "{error}");
+        assert!(
+            error.kind() == Kind::Config && error.what_to_do().is_some(),
+            "{error}"
+        );
     }
 }

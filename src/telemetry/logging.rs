@@ -1,7 +1,8 @@
-//! Logs on standard error: text or JSON, UTC, one line per event whatever the values hold (P11, log injection).
+//! Logs on standard error: text or JSON, UTC, one line per event whatever the values hold (P11, log
+//! injection).
 //!
-//! Values from outside are logged with `?value`, whose `Debug` escapes them. The text format does not rely on that: it
-//! escapes control characters in every value, and cuts long values.
+//! Values from outside are logged with `?value`, whose `Debug` escapes them. The text format does
+//! not rely on that: it escapes control characters in every value, and cuts long values.
 
 use std::ffi::OsString;
 use std::fmt::{self, Write};
@@ -21,24 +22,34 @@ use walrelay_core::printable::{Printable, is_harmful};
 /// Longer values are cut in the text format.
 const VALUE_BYTES_MAX: usize = 4096;
 
-/// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax, such as `info` or
-/// `info,librdkafka=debug`. Colours only on a terminal, and not with `NO_COLOR`.
+/// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax,
+/// such as `info` or `info,librdkafka=debug`. Colours only on a terminal, and not with `NO_COLOR`.
 ///
-/// A line that cannot be written is lost, because standard error is closed or the disk is full. The loss is not
-/// reported: the report would be lost too, and a panic would end the relay.
+/// A line that cannot be written is lost, because standard error is closed or the disk is full. The
+/// loss is not reported: the report would be lost too, and a panic would end the relay.
 ///
 /// # Errors
 /// [`Kind::Config`] where `filter` cannot be read; [`Kind::Bug`] where logging was started before.
 pub fn init(json: bool, filter: &str) -> Result<()> {
     let filter = parse_filter(filter)?;
-    let has_colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
+    let has_colours = has_colours(
+        std::io::stderr().is_terminal(),
+        std::env::var_os("NO_COLOR"),
+    );
     let started = subscriber(json, filter, has_colours, writer(json, std::io::stderr)).try_init();
     started.map_err(|error| Error::new(Kind::Bug, format!("logging was started twice: {error}")))
 }
 
 /// The text format escapes values, and colours lines. JSON is escaped as a whole.
-fn writer<W: std::io::Write>(json: bool, to: impl Fn() -> W + Send + Sync + 'static) -> BoxMakeWriter {
-    if json { BoxMakeWriter::new(move || Printable(to())) } else { BoxMakeWriter::new(to) }
+fn writer<W: std::io::Write>(
+    json: bool,
+    to: impl Fn() -> W + Send + Sync + 'static,
+) -> BoxMakeWriter {
+    if json {
+        BoxMakeWriter::new(move || Printable(to()))
+    } else {
+        BoxMakeWriter::new(to)
+    }
 }
 
 /// <https://no-color.org>
@@ -48,29 +59,51 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(filter).map_err(|error| {
-        Error::new(Kind::Config, format!("the log filter {filter:?} cannot be read: {error}"))
-            .remedy("give a level such as info, or target=level pairs such as info,librdkafka=debug")
+        Error::new(
+            Kind::Config,
+            format!("the log filter {filter:?} cannot be read: {error}"),
+        )
+        .remedy("give a level such as info, or target=level pairs such as info,librdkafka=debug")
     })
 }
 
-fn subscriber(json: bool, filter: EnvFilter, ansi: bool, writer: BoxMakeWriter) -> Box<dyn Subscriber + Send + Sync> {
+fn subscriber(
+    json: bool,
+    filter: EnvFilter,
+    ansi: bool,
+    writer: BoxMakeWriter,
+) -> Box<dyn Subscriber + Send + Sync> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(writer)
         .with_timer(UtcTime)
         .log_internal_errors(false);
     if json {
-        return Box::new(builder.json().flatten_event(true).with_current_span(false).finish());
+        return Box::new(
+            builder
+                .json()
+                .flatten_event(true)
+                .with_current_span(false)
+                .finish(),
+        );
     }
-    let fields = debug_fn(|writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
-        match field.name() {
-            "message" => {}
-            // Added by the `log` bridge: the origin of librdkafka's lines.
-            name if name.starts_with("log.") => return Ok(()),
-            name => write!(writer, "{}=", name.trim_start_matches("r#"))?,
-        }
-        write!(Escaped { writer, budget_bytes: VALUE_BYTES_MAX }, "{value:?}")
-    })
+    let fields = debug_fn(
+        |writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
+            match field.name() {
+                "message" => {}
+                // Added by the `log` bridge: the origin of librdkafka's lines.
+                name if name.starts_with("log.") => return Ok(()),
+                name => write!(writer, "{}=", name.trim_start_matches("r#"))?,
+            }
+            write!(
+                Escaped {
+                    writer,
+                    budget_bytes: VALUE_BYTES_MAX
+                },
+                "{value:?}"
+            )
+        },
+    )
     .delimited(" ");
     Box::new(builder.with_ansi(ansi).fmt_fields(fields).finish())
 }
@@ -119,31 +152,53 @@ mod tests {
         let log = tempfile::NamedTempFile::new().unwrap();
         let file = log.reopen().unwrap();
         let writer = writer(json, move || file.try_clone().unwrap());
-        tracing::subscriber::with_default(subscriber(json, EnvFilter::new("info"), false, writer), act);
+        tracing::subscriber::with_default(
+            subscriber(json, EnvFilter::new("info"), false, writer),
+            act,
+        );
         std::fs::read_to_string(log.path()).unwrap()
     }
 
     #[test]
     fn a_logged_value_is_one_line_without_control_characters() {
         let hostile = "a\nERROR forged \u{1b}[31mred\u{7}\0 \u{202e}";
-        let text = logged(false, || tracing::info!(topic = hostile, id = %hostile, "cannot route {hostile}"));
+        let text = logged(
+            false,
+            || tracing::info!(topic = hostile, id = %hostile, "cannot route {hostile}"),
+        );
         assert!(text.lines().count() == 1 && text.ends_with('\n'), "{text}");
         assert!(!text.trim_end().chars().any(is_harmful), "{text:?}");
-        assert!(text.contains("cannot route a\\nERROR forged \\u{1b}[31mred"), "{text}");
+        assert!(
+            text.contains("cannot route a\\nERROR forged \\u{1b}[31mred"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_long_value_is_cut() {
         let text = logged(false, || tracing::info!(id = "x".repeat(100_000), "long"));
-        assert!(text.len() < VALUE_BYTES_MAX + 200 && text.contains("(cut)"), "{} bytes", text.len());
+        assert!(
+            text.len() < VALUE_BYTES_MAX + 200 && text.contains("(cut)"),
+            "{} bytes",
+            text.len()
+        );
     }
 
     #[test]
     fn a_line_starts_with_the_time_in_utc_and_names_level_and_fields() {
-        let text = logged(false, || tracing::warn!(slot = "orders", lag_bytes = 12, "slot falls behind"));
+        let text = logged(false, || {
+            tracing::warn!(slot = "orders", lag_bytes = 12, "slot falls behind")
+        });
         let (time, rest) = text.split_once(' ').unwrap();
-        assert!(time.ends_with('Z') && time.parse::<jiff::Timestamp>().is_ok(), "{time}");
-        assert!(rest.contains("WARN") && rest.contains("slot falls behind slot=\"orders\" lag_bytes=12"), "{rest}");
+        assert!(
+            time.ends_with('Z') && time.parse::<jiff::Timestamp>().is_ok(),
+            "{time}"
+        );
+        assert!(
+            rest.contains("WARN")
+                && rest.contains("slot falls behind slot=\"orders\" lag_bytes=12"),
+            "{rest}"
+        );
     }
 
     #[test]
@@ -154,14 +209,26 @@ mod tests {
 
     #[test]
     fn json_lines_parse_and_carry_the_same_fields() {
-        let text = logged(true, || tracing::info!(slot = "a\nb", lag_bytes = 12, "hello"));
+        let text = logged(true, || {
+            tracing::info!(slot = "a\nb", lag_bytes = 12, "hello")
+        });
         let line: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
-        for (field, value) in [("message", "\"hello\""), ("slot", r#""a\nb""#), ("lag_bytes", "12")] {
+        for (field, value) in [
+            ("message", "\"hello\""),
+            ("slot", r#""a\nb""#),
+            ("lag_bytes", "12"),
+        ] {
             assert_eq!(line[field].to_string(), value, "{field}");
         }
-        let text = logged(true, || tracing::info!(slot = "a\u{202e}\u{9b}b\u{7f}", "hello"));
+        let text = logged(true, || {
+            tracing::info!(slot = "a\u{202e}\u{9b}b\u{7f}", "hello")
+        });
         assert!(text.contains(r#""a\u202e\u009bb\u007f""#), "{text}");
-        line["timestamp"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+        line["timestamp"]
+            .as_str()
+            .unwrap()
+            .parse::<jiff::Timestamp>()
+            .unwrap();
     }
 
     #[test]

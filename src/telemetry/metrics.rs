@@ -1,11 +1,12 @@
-//! The metrics of a relay. A metric that changes with each event is one plain atomic in a named field, without a label
-//! lookup. Callers may add a batch at a time.
+//! The metrics of a relay. A metric that changes with each event is one plain atomic in a named
+//! field, without a label lookup. Callers may add a batch at a time.
 //!
-//! The table `metrics!` has the counted metrics, [`Metrics::new`] the computed ones. Names are never renamed:
-//! dashboards and alerts use them. Exposed names begin with `walrelay_`, and counters end in `_total`.
+//! The table `metrics!` has the counted metrics, [`Metrics::new`] the computed ones. Names are
+//! never renamed: dashboards and alerts use them. Exposed names begin with `walrelay_`, and
+//! counters end in `_total`.
 //!
-//! Labels have fixed values, or values of the configuration, such as an outbox. None is a topic, aggregate or key: rows
-//! could create any number of them.
+//! Labels have fixed values, or values of the configuration, such as an outbox. None is a topic,
+//! aggregate or key: rows could create any number of them.
 
 use std::fmt;
 use std::hash::Hash;
@@ -37,14 +38,21 @@ use walrelay_core::position::Lsn;
 use walrelay_core::publisher::IntakeClosed;
 
 /// Upper bounds of the histograms, in seconds. They are fine in the range of a healthy relay.
-const SECONDS: [f64; 17] =
-    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
+const SECONDS: [f64; 17] = [
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
+    300.0,
+];
 
 /// Instead of a commit time: all events are acked and written back.
 const NO_COMMIT_TIME: i64 = i64::MIN;
 
 /// The values of `invalidation_reason`.
-const INVALIDATIONS: [&str; 4] = ["wal_removed", "rows_removed", "wal_level_insufficient", "idle_timeout"];
+const INVALIDATIONS: [&str; 4] = [
+    "wal_removed",
+    "rows_removed",
+    "wal_level_insufficient",
+    "idle_timeout",
+];
 
 const WAL_STATUSES: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
@@ -56,7 +64,8 @@ macro_rules! metrics {
     ($($visibility:vis $name:ident: $kind:ty = $make:ident, $help:literal;)*) => {
         /// All metrics of one relay. Clones share them.
         ///
-        /// `inc_by` and `set` on counters and gauges are wait-free; `observe` on a histogram takes a short lock.
+        /// `inc_by` and `set` on counters and gauges are wait-free; `observe` on a histogram takes
+        /// a short lock.
         #[derive(Debug, Clone)]
         pub struct Metrics {
             $(#[doc = $help] $visibility $name: $kind,)*
@@ -86,21 +95,28 @@ metrics! {
     pub slot_restart_lsn: LsnGauge = of_slot, "The slot's restart_lsn, as a byte position";
     slot_active: OptionalGauge = of_slot, "1 while a relay streams from the slot";
     slot_wal_status: ByLabel<&'static str, Gauge> = of_slot, "1 for the slot's wal_status";
-    slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may be lost";
-    slot_spilled_bytes: OptionalGauge = of_slot, "Bytes that the server wrote to disk to decode large transactions";
+    slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may \
+                                                   be lost";
+    slot_spilled_bytes: OptionalGauge = of_slot, "Bytes that the server wrote to disk to decode \
+                                                  large transactions";
     slot_inactive_seconds: OptionalGauge = of_slot, "How long no relay has streamed from the slot";
-    slot_invalidated: ByLabel<&'static str, Gauge> = of_slot, "1 for the reason for which the slot is lost";
-    pub(crate) clock_difference_seconds: OptionalGauge = of_slot, "By how much the server's clock is ahead of this host's";
+    slot_invalidated: ByLabel<&'static str, Gauge> = of_slot, "1 for the reason for which the slot \
+        is lost";
+    pub(crate) clock_difference_seconds: OptionalGauge = of_slot, "By how much the server's clock \
+        is ahead of this host's";
     pub(crate) waiting_events: Gauge = of_slot, "Events that are parked now";
-    oldest_parked_seconds: OptionalGauge = of_slot, "How long the oldest parked event has been parked";
+    oldest_parked_seconds: OptionalGauge = of_slot, "How long the oldest parked event has been \
+                                                     parked";
     unpublished_rows: ByLabel<String, Gauge> = of_slot, "Rows that are pending, up to a limit";
     failed_rows: ByLabel<String, Gauge> = of_slot, "Rows that satisfy outbox.failed, up to a limit";
     ready: Gauge = plain, "1 while the relay is ready";
-    not_ready: ByLabel<&'static str, Gauge> = plain, "1 for the reason for which the relay is not ready";
+    not_ready: ByLabel<&'static str, Gauge> = plain, "1 for the reason for which the relay is not \
+                                                      ready";
     pub received_lsn: LsnGauge = plain, "End of the WAL received, as a byte position";
     pub stored_lsn: LsnGauge = plain, "End of the stored position, as a byte position";
     pub(crate) received_bytes: Counter = plain, "Bytes read from the replication stream";
-    pub(crate) received_messages: Counter = plain, "WAL data messages read from the replication stream";
+    pub(crate) received_messages: Counter = plain, "WAL data messages read from the replication \
+                                                    stream";
     pub(crate) decoded_messages: Counter = plain, "pgoutput messages decoded";
     pub(crate) assembled_events: Counter = plain, "Outbox events above the position";
     pub(crate) routed_events: Counter = plain, "Events that were given topic and key";
@@ -111,13 +127,17 @@ metrics! {
     pub(crate) parked_events: Counter = plain, "Events that were parked";
     pub(crate) unparked_events: Counter = plain, "Parked events that were delivered";
     pub(crate) dropped_events: Counter = plain, "Parked events that an operator dropped";
-    pub(crate) waiting_again_events: Counter = plain, "Rows that came again while their events are parked";
+    pub(crate) waiting_again_events: Counter = plain, "Rows that came again while their events are \
+                                                       parked";
     pub(crate) delivered_before_events: Counter = plain, "Events that their topics already had";
     pub(crate) covered_events: Counter = plain, "Events that the stored position covers";
-    pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
+    pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker \
+                                              acknowledged";
     pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
-    pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as sink.max_in_flight_bytes counts them";
-    pub(crate) write_back_due_events: Gauge = plain, "Events that are delivered and not written back";
+    pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as sink.max_in_flight_bytes counts \
+                                                them";
+    pub(crate) write_back_due_events: Gauge = plain, "Events that are delivered and not written \
+                                                      back";
     pub(crate) queue_full: Counter = plain, "Times reading stopped because too much was in flight";
     pub(crate) keepalives: Counter = plain, "Keepalives from Postgres";
     pub(crate) status_updates: Counter = plain, "Status updates sent to Postgres";
@@ -127,33 +147,44 @@ metrics! {
     pub(crate) given_up_transactions: Counter = plain, "Transactions of the bus given up";
     committed_events: Counter = plain, "Events in committed transactions of the bus";
     transaction_commit_seconds: Histogram = in_seconds, "Time a commit of the bus takes";
-    pub(crate) catalog_checks: Counter = plain, "Checks of publication, table and slot while running";
+    pub(crate) catalog_checks: Counter = plain, "Checks of publication, table and slot while \
+                                                 running";
     pub(super) standing_by: Gauge = plain, "1 while another relay is at work";
     take_overs: Counter = plain, "Times this relay had stood by and went to work";
     pub(crate) reads_table: Gauge = plain, "1 while rows are read from the table";
-    pub(crate) table_scan_seconds: Histogram = in_seconds, "Time from a query of a table to the ack of its last row";
+    pub(crate) table_scan_seconds: Histogram = in_seconds, "Time from a query of a table to the \
+        ack of its last row";
     outbox_events: ByLabel<String, Counter> = plain, "Events of each outbox that were routed";
     copied_rows: ByLabel<String, Counter> = plain, "Rows with the transaction of another row";
-    pub(crate) synchronous_standby: Gauge = plain, "Whether commits of all sessions wait for this relay, as for a standby";
-    pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
+    pub(crate) synchronous_standby: Gauge = plain, "Whether commits of all sessions wait for this \
+                                                    relay, as for a standby";
+    pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the \
+                                                           server has been open";
     pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
-    commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
+    commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the \
+                                                    broker's acknowledgement";
     retries: ByLabel<&'static str, Counter> = plain, "Failed attempts that are repeated";
     reconnects: ByLabel<&'static str, Counter> = plain, "Connections made again";
     connection_state: ByLabel<&'static str, Gauge> = of_slot, "1 while connected";
     intake_closed: ByLabel<String, Gauge> = plain, "1 for the reason for which no event is taken in";
     ignored_messages: ByLabel<String, Counter> = plain, "Messages that carry no event, by operation";
     errors: ByLabel<String, Counter> = of_slot, "Errors by kind, healed or not";
-    failed_attempts: ByLabel<&'static str, Counter> = plain, "Failed attempts to deliver an event, by class";
-    written_back_rows: ByLabel<&'static str, Counter> = plain, "Rows written to, by what became of their events";
+    failed_attempts: ByLabel<&'static str, Counter> = plain, "Failed attempts to deliver an event, \
+        by class";
+    written_back_rows: ByLabel<&'static str, Counter> = plain, "Rows written to, by what became of \
+        their events";
     pub(crate) cleaned_up_rows: Counter = plain, "Old rows that were deleted";
-    clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well, or the first one was due";
-    pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
-    pub(crate) broker_throttle_seconds: Gauge<f64, AtomicU64> = plain, "Average time that a broker made requests wait for a quota";
+    clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well, \
+        or the first one was due";
+    pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a \
+        broker to its answer";
+    pub(crate) broker_throttle_seconds: Gauge<f64, AtomicU64> = plain, "Average time that a broker \
+        made requests wait for a quota";
     pub(crate) partition_changes: Counter = plain, "Times a topic got another number of partitions";
 }
 
-/// The state of a slot at one moment, as `sql/status.sql` shows it; none where a value is not known.
+/// The state of a slot at one moment, as `sql/status.sql` shows it; none where a value is not
+/// known.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct SlotState {
@@ -204,7 +235,8 @@ impl Default for OptionalGauge {
 impl OptionalGauge {
     /// Sets the value; `None` if it is unknown.
     pub fn set(&self, value: Option<f64>) {
-        self.0.store(value.unwrap_or(f64::NAN).to_bits(), Ordering::Relaxed);
+        self.0
+            .store(value.unwrap_or(f64::NAN).to_bits(), Ordering::Relaxed);
     }
 
     pub(crate) fn value(&self) -> Option<f64> {
@@ -214,7 +246,8 @@ impl OptionalGauge {
 
 impl EncodeMetric for OptionalGauge {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
-        self.value().map_or(Ok(()), |value| ConstGauge::new(value).encode(encoder))
+        self.value()
+            .map_or(Ok(()), |value| ConstGauge::new(value).encode(encoder))
     }
 
     fn metric_type(&self) -> MetricType {
@@ -244,7 +277,8 @@ impl LsnGauge {
 
 impl EncodeMetric for LsnGauge {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
-        self.bytes().map_or(Ok(()), |bytes| ConstGauge::new(bytes).encode(encoder))
+        self.bytes()
+            .map_or(Ok(()), |bytes| ConstGauge::new(bytes).encode(encoder))
     }
 
     fn metric_type(&self) -> MetricType {
@@ -305,12 +339,17 @@ impl Registering {
 }
 
 /// Creates the metrics of all of `values`, so that each is exposed from the start.
-fn create_all<V, M>(family: &ByLabel<V, M>, label: &'static str, values: impl IntoIterator<Item = V>)
-where
+fn create_all<V, M>(
+    family: &ByLabel<V, M>,
+    label: &'static str,
+    values: impl IntoIterator<Item = V>,
+) where
     V: Clone + Hash + Eq,
     M: Default,
 {
-    values.into_iter().for_each(|value| drop(family.get_or_create(&[(label, value)])));
+    values
+        .into_iter()
+        .for_each(|value| drop(family.get_or_create(&[(label, value)])));
 }
 
 const SIDE: &str = "side";
@@ -329,24 +368,56 @@ impl Metrics {
     /// All metrics, at zero.
     pub fn new() -> Self {
         let registry = || Registry::with_prefix("walrelay");
-        let mut all = Registering { slot: registry(), relay: registry() };
+        let mut all = Registering {
+            slot: registry(),
+            relay: registry(),
+        };
         let mut metrics = all.metrics();
         metrics.create_labelled();
         let relayed = metrics.clone();
-        let computed = |value| Computed { of: relayed.clone(), value };
+        let computed = |value| Computed {
+            of: relayed.clone(),
+            value,
+        };
         let distance = "Bytes of WAL from what is confirmed to the server's end";
-        all.slot.register("lag_bytes", distance, computed(Metrics::lag_bytes));
+        all.slot
+            .register("lag_bytes", distance, computed(Metrics::lag_bytes));
         let kept = "Bytes of WAL that the slot keeps";
-        all.slot.register("retained_wal_bytes", kept, computed(Metrics::retained_wal_bytes));
-        let computed = |value| Computed { of: relayed.clone(), value };
+        all.slot.register(
+            "retained_wal_bytes",
+            kept,
+            computed(Metrics::retained_wal_bytes),
+        );
+        let computed = |value| Computed {
+            of: relayed.clone(),
+            value,
+        };
         let oldest = "Seconds since the commit of the oldest event not acknowledged";
-        all.relay.register("lag_seconds", oldest, computed(|of| Some(of.lag_seconds(now_us()))));
+        all.relay.register(
+            "lag_seconds",
+            oldest,
+            computed(|of| Some(of.lag_seconds(now_us()))),
+        );
         let uptime = "Seconds since the start";
-        all.slot.register("uptime_seconds", uptime, computed(|of| Some(of.started.elapsed().as_secs_f64())));
-        let commit = ("commit", option_env!("WALRELAY_COMMIT").unwrap_or_default().to_owned());
+        all.slot.register(
+            "uptime_seconds",
+            uptime,
+            computed(|of| Some(of.started.elapsed().as_secs_f64())),
+        );
+        let commit = (
+            "commit",
+            option_env!("WALRELAY_COMMIT")
+                .unwrap_or_default()
+                .to_owned(),
+        );
         let [client, _] = linked_libraries();
-        let build = [("version", env!("CARGO_PKG_VERSION").to_owned()), client, commit];
-        all.slot.register("build", "The program that runs", Info::new(build));
+        let build = [
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            client,
+            commit,
+        ];
+        all.slot
+            .register("build", "The program that runs", Info::new(build));
         let mut process = Registry::default();
         process.register_collector(Box::new(Process::default()));
         metrics.registries = [process, all.slot, all.relay].map(Arc::new).into();
@@ -361,17 +432,30 @@ impl Metrics {
         create_all(&self.slot_wal_status, STATUS, WAL_STATUSES);
         create_all(&self.slot_invalidated, REASON, INVALIDATIONS);
         create_all(&self.not_ready, REASON, NotReady::CODES);
-        create_all(&self.intake_closed, REASON, IntakeClosed::VARIANTS.iter().map(name_of));
-        create_all(&self.ignored_messages, OPERATION, Other::VARIANTS.iter().map(name_of));
+        create_all(
+            &self.intake_closed,
+            REASON,
+            IntakeClosed::VARIANTS.iter().map(name_of),
+        );
+        create_all(
+            &self.ignored_messages,
+            OPERATION,
+            Other::VARIANTS.iter().map(name_of),
+        );
         create_all(&self.errors, KIND, Kind::VARIANTS.iter().map(name_of));
-        create_all(&self.failed_attempts, CLASS, CLASSES.into_iter().filter(|class| *class != BEHIND));
+        create_all(
+            &self.failed_attempts,
+            CLASS,
+            CLASSES.into_iter().filter(|class| *class != BEHIND),
+        );
         create_all(&self.written_back_rows, OUTCOME, OUTCOMES);
     }
 
     /// All metrics with every value known, so that each is exposed: for tests of names.
     pub fn known() -> Self {
         let metrics = Metrics::new();
-        let (lsn, one) = (Lsn::new(1), Some(1));
+        let lsn = Lsn::new(1);
+        let one = Some(1);
         let state = SlotState {
             safe_wal_bytes: one,
             spill_bytes: one,
@@ -432,34 +516,45 @@ impl Metrics {
             ("mode", &mode),
             ("guarantee", guarantee),
         ];
-        self.relay_info.get_or_create(&labels.map(|(name, value)| (name, value.to_owned())).into()).set(1);
+        self.relay_info
+            .get_or_create(&labels.map(|(name, value)| (name, value.to_owned())).into())
+            .set(1);
     }
 
-    /// Sets what the server shows of the slot. A relay that streams knows the positions better, and keeps its own.
+    /// Sets what the server shows of the slot. A relay that streams knows the positions better, and
+    /// keeps its own.
     pub(crate) fn set_slot(&self, state: &SlotState) {
         let active = state.active.filter(|_| state.table_reader_pid.is_none());
-        self.slot_active.set(active.map(|active| f64::from(u8::from(active))));
+        self.slot_active
+            .set(active.map(|active| f64::from(u8::from(active))));
         for status in WAL_STATUSES {
             self.slot_wal_status
                 .get_or_create(&[(STATUS, status)])
                 .set((state.wal_status.as_deref() == Some(status)).into());
         }
-        self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
-        self.slot_spilled_bytes.set(state.spill_bytes.map(|bytes| bytes as f64));
+        self.slot_safe_wal_bytes
+            .set(state.safe_wal_bytes.map(|bytes| bytes as f64));
+        self.slot_spilled_bytes
+            .set(state.spill_bytes.map(|bytes| bytes as f64));
         self.slot_inactive_seconds.set(state.inactive_seconds);
         for reason in INVALIDATIONS {
             let is_it = state.invalidation_reason.as_deref() == Some(reason);
-            self.slot_invalidated.get_or_create(&[(REASON, reason)]).set(is_it.into());
+            self.slot_invalidated
+                .get_or_create(&[(REASON, reason)])
+                .set(is_it.into());
         }
         if !self.is_streaming() {
-            self.confirmed_lsn.set(state.confirmed_lsn.unwrap_or_default());
-            self.slot_restart_lsn.set(state.restart_lsn.unwrap_or_default());
-            self.server_wal_end_lsn.set(state.wal_end.unwrap_or_default());
+            self.confirmed_lsn
+                .set(state.confirmed_lsn.unwrap_or_default());
+            self.slot_restart_lsn
+                .set(state.restart_lsn.unwrap_or_default());
+            self.server_wal_end_lsn
+                .set(state.wal_end.unwrap_or_default());
         }
     }
 
-    /// Sets the number of parked events, and the age of the oldest; `None` where it is unknown. A relay at work knows
-    /// the number better, and keeps its own.
+    /// Sets the number of parked events, and the age of the oldest; `None` where it is unknown. A
+    /// relay at work knows the number better, and keeps its own.
     pub(crate) fn set_parked(&self, events: Option<i64>, oldest_seconds: Option<f64>) {
         self.oldest_parked_seconds.set(oldest_seconds);
         if !self.is_streaming() && self.reads_table.get() == 0 {
@@ -473,12 +568,16 @@ impl Metrics {
 
     /// Counts routed events of an outbox.
     pub(crate) fn outbox_events(&self, outbox: &str, events: u64) {
-        self.outbox_events.get_or_create(&[(OUTBOX, outbox.to_owned())]).inc_by(events);
+        self.outbox_events
+            .get_or_create(&[(OUTBOX, outbox.to_owned())])
+            .inc_by(events);
     }
 
     /// Counts rows of an outbox that have the transaction of another row.
     pub(crate) fn copied_rows(&self, outbox: &str, rows: u64) {
-        self.copied_rows.get_or_create(&[(OUTBOX, outbox.to_owned())]).inc_by(rows);
+        self.copied_rows
+            .get_or_create(&[(OUTBOX, outbox.to_owned())])
+            .inc_by(rows);
     }
 
     /// Takes in whether another relay is at work. A relay that stood by before tries to take over.
@@ -517,7 +616,8 @@ impl Metrics {
     }
 
     pub(crate) fn cleaned_up(&self, now_us: i64) {
-        self.clean_up_success_timestamp_seconds.set(Some(micros_to_seconds(now_us)));
+        self.clean_up_success_timestamp_seconds
+            .set(Some(micros_to_seconds(now_us)));
     }
 
     /// Sets the number of such rows of an outbox; `None` if it is unknown.
@@ -537,19 +637,26 @@ impl Metrics {
     pub(super) fn set_ready(&self, why_not: Option<&'static str>) {
         self.ready.set(why_not.is_none().into());
         for code in NotReady::CODES {
-            self.not_ready.get_or_create(&[(REASON, code)]).set((why_not == Some(code)).into());
+            self.not_ready
+                .get_or_create(&[(REASON, code)])
+                .set((why_not == Some(code)).into());
         }
     }
 
     /// Counts failed attempts to deliver events. Not for the path of every event.
     pub(crate) fn failed_attempts(&self, class: &'static str, attempts: u64) {
-        self.failed_attempts.get_or_create(&[(CLASS, class)]).inc_by(attempts);
+        self.failed_attempts
+            .get_or_create(&[(CLASS, class)])
+            .inc_by(attempts);
     }
 
-    /// Counts rows that were written to: of events that were acked, that failed, and that were parked.
+    /// Counts rows that were written to: of events that were acked, that failed, and that were
+    /// parked.
     pub(crate) fn written_back(&self, rows: [u64; 3]) {
         for (outcome, rows) in OUTCOMES.into_iter().zip(rows) {
-            self.written_back_rows.get_or_create(&[(OUTCOME, outcome)]).inc_by(rows);
+            self.written_back_rows
+                .get_or_create(&[(OUTCOME, outcome)])
+                .inc_by(rows);
         }
     }
 
@@ -572,44 +679,57 @@ impl Metrics {
 
     /// Sets whether an end is connected.
     pub fn connection(&self, side: Side, up: bool) {
-        self.connection_state.get_or_create(&[(SIDE, side.name())]).set(i64::from(up));
+        self.connection_state
+            .get_or_create(&[(SIDE, side.name())])
+            .set(i64::from(up));
     }
 
     /// Sets the reason for which intake is closed; `None` if it is open.
     pub(crate) fn intake_closed(&self, why: Option<IntakeClosed>) {
         for reason in IntakeClosed::VARIANTS {
-            self.intake_closed.get_or_create(&[(REASON, name_of(reason))]).set(i64::from(why == Some(*reason)));
+            self.intake_closed
+                .get_or_create(&[(REASON, name_of(reason))])
+                .set(i64::from(why == Some(*reason)));
         }
     }
 
     /// Counts messages without an event. Not for the path of every message.
     pub fn ignored(&self, other: Other, messages: u64) {
-        self.ignored_messages.get_or_create(&[(OPERATION, name_of(&other))]).inc_by(messages);
+        self.ignored_messages
+            .get_or_create(&[(OPERATION, name_of(&other))])
+            .inc_by(messages);
     }
 
     /// Counts an error, whatever its consequence. Not for the path of every event.
     pub fn error(&self, kind: Kind) {
-        self.errors.get_or_create(&[(KIND, kind.name().to_owned())]).inc();
+        self.errors
+            .get_or_create(&[(KIND, kind.name().to_owned())])
+            .inc();
     }
 
-    /// Sets the commit time of the oldest event that is not acked or not written back, in Unix microseconds; `None` if
-    /// there is none.
+    /// Sets the commit time of the oldest event that is not acked or not written back, in Unix
+    /// microseconds; `None` if there is none.
     pub(crate) fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
-        self.oldest_unacked_commit_us.store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
+        self.oldest_unacked_commit_us
+            .store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
     }
 
     /// Bytes of WAL from the confirmed LSN to the server's end; `None` before both are known.
     pub fn lag_bytes(&self) -> Option<u64> {
-        self.server_wal_end()?.checked_sub(self.confirmed_lsn.bytes()?).or(Some(0))
+        self.server_wal_end()?
+            .checked_sub(self.confirmed_lsn.bytes()?)
+            .or(Some(0))
     }
 
     /// Bytes of WAL that the slot retains; `None` before both ends are known.
     pub(crate) fn retained_wal_bytes(&self) -> Option<u64> {
-        self.server_wal_end()?.checked_sub(self.slot_restart_lsn.bytes()?).or(Some(0))
+        self.server_wal_end()?
+            .checked_sub(self.slot_restart_lsn.bytes()?)
+            .or(Some(0))
     }
 
-    /// Seconds from the commit of the oldest event that is not acked or not written back to `now_us` (Unix
-    /// microseconds); 0 if there is none.
+    /// Seconds from the commit of the oldest event that is not acked or not written back to
+    /// `now_us` (Unix microseconds); 0 if there is none.
     pub fn lag_seconds(&self, now_us: i64) -> f64 {
         match self.oldest_unacked_commit_us.load(Ordering::Relaxed) {
             NO_COMMIT_TIME => 0.0,
@@ -617,14 +737,19 @@ impl Metrics {
         }
     }
 
-    /// Records the ack at `now_us` of an event that was committed at `committed_at_us`; both are Unix microseconds.
+    /// Records the ack at `now_us` of an event that was committed at `committed_at_us`; both are
+    /// Unix microseconds.
     pub(crate) fn observe_commit_to_ack(&self, committed_at_us: i64, now_us: i64) {
-        self.commit_to_ack_seconds.observe(micros_to_seconds(now_us.saturating_sub(committed_at_us).max(0)));
+        self.commit_to_ack_seconds.observe(micros_to_seconds(
+            now_us.saturating_sub(committed_at_us).max(0),
+        ));
     }
 
     /// The server's end of WAL, at least the received LSN.
     fn server_wal_end(&self) -> Option<u64> {
-        self.server_wal_end_lsn.bytes().max(self.received_lsn.bytes())
+        self.server_wal_end_lsn
+            .bytes()
+            .max(self.received_lsn.bytes())
     }
 }
 
@@ -686,9 +811,18 @@ mod tests {
                 (r#"walrelay_retries_total{side="postgres"}"#, Some(0.0)),
                 (r#"walrelay_connection_state{side="postgres"}"#, Some(1.0)),
                 (r#"walrelay_ignored_messages_total{op="delete"}"#, Some(1.0)),
-                (r#"walrelay_errors_total{kind="bus_unreachable"}"#, Some(1.0)),
-                (r#"walrelay_commit_to_ack_seconds_bucket{le="0.02"}"#, Some(1.0)),
-                (r#"walrelay_commit_to_ack_seconds_bucket{le="0.01"}"#, Some(0.0)),
+                (
+                    r#"walrelay_errors_total{kind="bus_unreachable"}"#,
+                    Some(1.0),
+                ),
+                (
+                    r#"walrelay_commit_to_ack_seconds_bucket{le="0.02"}"#,
+                    Some(1.0),
+                ),
+                (
+                    r#"walrelay_commit_to_ack_seconds_bucket{le="0.01"}"#,
+                    Some(0.0),
+                ),
             ],
         );
     }
@@ -701,8 +835,14 @@ mod tests {
             &metrics,
             &[
                 (r#"walrelay_errors_total{kind="slot_unusable"}"#, Some(0.0)),
-                (r#"walrelay_failed_attempts_total{class="too-large"}"#, Some(0.0)),
-                (r#"walrelay_written_back_rows_total{outcome="failed"}"#, Some(0.0)),
+                (
+                    r#"walrelay_failed_attempts_total{class="too-large"}"#,
+                    Some(0.0),
+                ),
+                (
+                    r#"walrelay_written_back_rows_total{outcome="failed"}"#,
+                    Some(0.0),
+                ),
                 (r#"walrelay_slot_wal_status{status="lost"}"#, Some(0.0)),
                 (r#"walrelay_not_ready{reason="standing_by"}"#, Some(1.0)),
                 (r#"walrelay_not_ready{reason="stalled"}"#, Some(0.0)),
@@ -716,10 +856,16 @@ mod tests {
     #[test]
     fn an_exporter_exposes_the_process_and_nothing_of_a_relay() {
         let metrics = Metrics::of_slot();
-        let absent = ["walrelay_ready", "walrelay_lag_seconds", r#"walrelay_connection_state{side="bus"}"#];
+        let absent = [
+            "walrelay_ready",
+            "walrelay_lag_seconds",
+            r#"walrelay_connection_state{side="bus"}"#,
+        ];
         assert_samples(&metrics, &absent.map(|sample| (sample, None)));
         let exposed = samples(&metrics.encode().unwrap());
-        assert!(exposed["process_resident_memory_bytes"] > 1e6 && exposed["process_open_fds"] > 2.0);
+        assert!(
+            exposed["process_resident_memory_bytes"] > 1e6 && exposed["process_open_fds"] > 2.0
+        );
         assert!(exposed["process_cpu_seconds_total"] >= 0.0);
     }
 
@@ -727,10 +873,17 @@ mod tests {
     fn the_positions_are_those_of_the_server_except_while_this_relay_streams() {
         let metrics = Metrics::new();
         let lsn = |bytes| Some(Lsn::new(bytes));
-        let of_server = SlotState { restart_lsn: lsn(100), wal_end: lsn(700), ..SlotState::default() };
+        let of_server = SlotState {
+            restart_lsn: lsn(100),
+            wal_end: lsn(700),
+            ..SlotState::default()
+        };
         metrics.set_slot(&of_server);
         metrics.set_parked(Some(3), Some(60.0));
-        assert_eq!((metrics.retained_wal_bytes(), metrics.waiting_events.get()), (Some(600), 3));
+        assert_eq!(
+            (metrics.retained_wal_bytes(), metrics.waiting_events.get()),
+            (Some(600), 3)
+        );
 
         metrics.received_lsn.set(Lsn::new(900));
         metrics.oldest_transaction_seconds.set(60);
@@ -739,11 +892,20 @@ mod tests {
         metrics.waiting_events.set(4);
         metrics.set_slot(&of_server);
         metrics.set_parked(Some(3), None);
-        assert_eq!((metrics.retained_wal_bytes(), metrics.waiting_events.get()), (Some(900), 4));
+        assert_eq!(
+            (metrics.retained_wal_bytes(), metrics.waiting_events.get()),
+            (Some(900), 4)
+        );
 
         metrics.session_ended();
         metrics.set_slot(&SlotState::default());
-        assert_eq!((metrics.retained_wal_bytes(), metrics.oldest_transaction_seconds.get()), (None, 0));
+        assert_eq!(
+            (
+                metrics.retained_wal_bytes(),
+                metrics.oldest_transaction_seconds.get()
+            ),
+            (None, 0)
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Logs, metrics, health and the status page of a running relay, and what is sent to OpenTelemetry and systemd.
+//! Logs, metrics, health and the status page of a running relay, and what is sent to OpenTelemetry
+//! and systemd.
 //!
-//! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its pages answer while
-//! it is stalled.
+//! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its
+//! pages answer while it is stalled.
 
 mod doing;
 pub(crate) mod failures;
@@ -89,7 +90,8 @@ pub struct Telemetry {
     pub(crate) failures: Failures,
     /// The events of the busiest topics, for the status page.
     pub(crate) flows: watch::Sender<Vec<Flow>>,
-    /// The server processes of relays that stand by, as far as the role may see them, for the status page.
+    /// The server processes of relays that stand by, as far as the role may see them, for the
+    /// status page.
     pub(crate) stand_by_pids: watch::Sender<Vec<i32>>,
     /// Takes spans of batches; none without a collector.
     pub(crate) spans: Option<Spans>,
@@ -126,7 +128,8 @@ impl Telemetry {
     /// # Errors
     /// Those of [`Metrics::encode`].
     pub fn encode(&self) -> Result<String, fmt::Error> {
-        self.metrics.set_ready(self.health.not_ready().map(|reason| reason.code()));
+        self.metrics
+            .set_ready(self.health.not_ready().map(|reason| reason.code()));
         self.metrics.encode()
     }
 

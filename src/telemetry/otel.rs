@@ -1,9 +1,9 @@
-//! The spans of delivery batches, sent to an OpenTelemetry collector by OTLP/HTTP. Collectors scrape the metrics from
-//! `/metrics`.
+//! The spans of delivery batches, sent to an OpenTelemetry collector by OTLP/HTTP. Collectors
+//! scrape the metrics from `/metrics`.
 //!
-//! One task gives the spans that [`Spans`] queues to the SDK's exporter, every `otel.interval`. The exporter repeats a
-//! request that may succeed later. Nobody waits for the task, and it has no thread. Spans without room are dropped and
-//! counted.
+//! One task gives the spans that [`Spans`] queues to the SDK's exporter, every `otel.interval`. The
+//! exporter repeats a request that may succeed later. Nobody waits for the task, and it has no
+//! thread. Spans without room are dropped and counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,9 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use opentelemetry::trace::{Event, Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::trace::{
+    Event, Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
+};
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{RetryPolicy, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
@@ -56,7 +58,14 @@ impl Spans {
     /// A queue, and its other end. `dropped` counts spans for which there was no room.
     pub(crate) fn new(slot: impl ToString, dropped: &Counter) -> (Spans, mpsc::Receiver<SpanData>) {
         let (queue, spans) = mpsc::channel(QUEUE_SPANS);
-        (Spans { slot: slot.to_string(), queue, dropped: dropped.clone() }, spans)
+        (
+            Spans {
+                slot: slot.to_string(),
+                queue,
+                dropped: dropped.clone(),
+            },
+            spans,
+        )
     }
 
     /// Takes ended batches, and queues their spans.
@@ -76,9 +85,16 @@ impl Spans {
         let mut links = SpanLinks::default();
         links.links = batch.links.into_iter().map(link).collect();
         links.dropped_count = batch.links_left_out;
-        let (trace_id, span_id) = (TraceId::from(fastrand::u128(1..)), SpanId::from(fastrand::u64(1..)));
+        let trace_id = TraceId::from(fastrand::u128(1..));
+        let span_id = SpanId::from(fastrand::u64(1..));
         let span = SpanData {
-            span_context: SpanContext::new(trace_id, span_id, TraceFlags::SAMPLED, false, TraceState::NONE),
+            span_context: SpanContext::new(
+                trace_id,
+                span_id,
+                TraceFlags::SAMPLED,
+                false,
+                TraceState::NONE,
+            ),
             parent_span_id: SpanId::INVALID,
             parent_span_is_remote: false,
             span_kind: SpanKind::Producer,
@@ -97,7 +113,9 @@ impl Spans {
             events,
             links,
             status: batch.failure.map_or(Status::Unset, Status::error),
-            instrumentation_scope: InstrumentationScope::builder("walrelay").with_version(VERSION).build(),
+            instrumentation_scope: InstrumentationScope::builder("walrelay")
+                .with_version(VERSION)
+                .build(),
         };
         if self.queue.try_send(span).is_err() {
             self.dropped.inc();
@@ -113,7 +131,13 @@ fn time(us: i64) -> SystemTime {
 /// The other end of a link is in another process.
 fn link(to: TraceContext) -> Link {
     let flags = TraceFlags::new(to.flags);
-    Link::with_context(SpanContext::new(to.trace_id.into(), to.span_id.into(), flags, true, TraceState::NONE))
+    Link::with_context(SpanContext::new(
+        to.trace_id.into(),
+        to.span_id.into(),
+        flags,
+        true,
+        TraceState::NONE,
+    ))
 }
 
 #[derive(Debug)]
@@ -128,12 +152,23 @@ pub(crate) struct Exporter {
 impl Exporter {
     /// Starts the task. `dropped` counts the spans that the collector does not get.
     /// Errors: [`Kind::Config`] where TLS cannot be set up.
-    pub(crate) fn start(config: &OtelConfig, slot: &SlotName, dropped: &Counter) -> Result<Exporter> {
+    pub(crate) fn start(
+        config: &OtelConfig,
+        slot: &SlotName,
+        dropped: &Counter,
+    ) -> Result<Exporter> {
         let (spans, queued) = Spans::new(slot, dropped);
         let stop = CancellationToken::new();
         let exporter = exporter(config, slot, dropped)?;
-        let task = tokio::spawn(export(exporter, queued, config.interval, dropped.clone(), stop.clone()));
-        tracing::info!(event = "otel_started", endpoint = %config.endpoint, "spans are sent to OpenTelemetry");
+        let task = tokio::spawn(export(
+            exporter,
+            queued,
+            config.interval,
+            dropped.clone(),
+            stop.clone(),
+        ));
+        tracing::info!(event = "otel_started", endpoint = %config.endpoint, "spans are sent to \
+            OpenTelemetry");
         Ok(Exporter { spans, task, stop })
     }
 
@@ -148,23 +183,43 @@ impl Exporter {
 
 fn exporter(config: &OtelConfig, slot: &SlotName, dropped: &Counter) -> Result<SpanExporter> {
     // A request that may succeed later is repeated until it does.
-    let policy = RetryPolicy::default().with_max_retries(usize::MAX).with_max_jitter(Duration::ZERO);
+    let policy = RetryPolicy::default()
+        .with_max_retries(usize::MAX)
+        .with_max_jitter(Duration::ZERO);
     let mut exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(Client::new(config, dropped)?)
-        .with_endpoint(format!("{}/v1/traces", config.endpoint.to_string().trim_end_matches('/')))
+        .with_endpoint(format!(
+            "{}/v1/traces",
+            config.endpoint.to_string().trim_end_matches('/')
+        ))
         .with_timeout(Duration::MAX)
-        .with_retry_policy(policy.with_initial_delay(config.interval).with_max_delay(config.interval))
+        .with_retry_policy(
+            policy
+                .with_initial_delay(config.interval)
+                .with_max_delay(config.interval),
+        )
         .build()
         .map_err(|error| Error::new(Kind::Config, error).about("otel.endpoint"))?;
     let own = [
         KeyValue::new("service.version", VERSION),
         // Two relays of a slot count apart.
-        KeyValue::new("service.instance.id", format!("{:032x}", fastrand::u128(..))),
+        KeyValue::new(
+            "service.instance.id",
+            format!("{:032x}", fastrand::u128(..)),
+        ),
         KeyValue::new("walrelay.slot", slot.to_string()),
     ];
-    let given = config.attributes.iter().map(|(name, value)| KeyValue::new(name.clone(), value.clone()));
-    exporter.set_resource(&Resource::builder_empty().with_attributes(own).with_attributes(given).build());
+    let given = config
+        .attributes
+        .iter()
+        .map(|(name, value)| KeyValue::new(name.clone(), value.clone()));
+    exporter.set_resource(
+        &Resource::builder_empty()
+            .with_attributes(own)
+            .with_attributes(given)
+            .build(),
+    );
     Ok(exporter)
 }
 
@@ -222,29 +277,54 @@ impl Client {
         // Without TLS, no certificate is needed.
         let is_https = config.endpoint.scheme_str() == Some("https");
         let settings = TlsSettings {
-            mode: if is_https { SslMode::VerifyFull } else { SslMode::Prefer },
+            mode: if is_https {
+                SslMode::VerifyFull
+            } else {
+                SslMode::Prefer
+            },
             root: Some(RootCert::System),
             client: None,
             channel_binding: tokio_postgres::config::ChannelBinding::Disable,
             tls13_only: false,
         };
-        let remedy = "install ca-certificates, or name a file with the collector's authority in SSL_CERT_FILE";
-        let tls = tls::client_config(&settings).map_err(|error| error.about("otel.endpoint").remedy(remedy))?;
+        let remedy = "install ca-certificates, or name a file with the collector's authority in \
+                      SSL_CERT_FILE";
+        let tls = tls::client_config(&settings)
+            .map_err(|error| error.about("otel.endpoint").remedy(remedy))?;
         let tls = tls.ok_or_else(|| Error::new(Kind::Bug, "TLS without a configuration"))?;
-        let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
+        let https = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .build();
         // Requests are rare, and a connection that was closed meanwhile would fail one.
-        let http = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(https);
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(0)
+            .build(https);
         let mut headers = config.headers.clone();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("walrelay/", env!("CARGO_PKG_VERSION"))));
-        Ok(Client { http, headers, is_failing: AtomicBool::new(false), dropped: dropped.clone() })
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/x-protobuf"),
+        );
+        headers.insert(
+            USER_AGENT,
+            HeaderValue::from_static(concat!("walrelay/", env!("CARGO_PKG_VERSION"))),
+        );
+        Ok(Client {
+            http,
+            headers,
+            is_failing: AtomicBool::new(false),
+            dropped: dropped.clone(),
+        })
     }
 
     /// Logs where requests begin or cease to fail.
     fn tell(&self, failure: Option<&str>) {
         let was_failing = self.is_failing.swap(failure.is_some(), Ordering::Relaxed);
         match failure {
-            Some(error) if was_failing => tracing::debug!(error, "OpenTelemetry is still not reached"),
+            Some(error) if was_failing => {
+                tracing::debug!(error, "OpenTelemetry is still not reached")
+            }
             Some(error) => {
                 let fix = "check otel.endpoint, otel.headers and the collector";
                 tracing::warn!(
@@ -256,7 +336,11 @@ impl Client {
             }
             None if was_failing => {
                 let dropped_spans = self.dropped.get();
-                tracing::info!(event = "otel_reached", dropped_spans, "spans reach OpenTelemetry again");
+                tracing::info!(
+                    event = "otel_reached",
+                    dropped_spans,
+                    "spans reach OpenTelemetry again"
+                );
             }
             None => {}
         }
@@ -275,7 +359,10 @@ impl HttpClient for Client {
         };
         match &answer {
             Ok(answer) if answer.status().is_success() => self.tell(None),
-            Ok(answer) => self.tell(Some(&format!("/v1/traces is answered with {}", answer.status()))),
+            Ok(answer) => self.tell(Some(&format!(
+                "/v1/traces is answered with {}",
+                answer.status()
+            ))),
             Err(cause) => self.tell(Some(cause)),
         }
         // Nobody needs the body.
@@ -292,11 +379,19 @@ mod tests {
 
     use super::*;
 
-    /// An exporter to a collector at this listener, with one span in the queue, and what counts the dropped ones.
+    /// An exporter to a collector at this listener, with one span in the queue, and what counts the
+    /// dropped ones.
     fn start(listener: &TcpListener) -> (Exporter, Counter) {
-        let endpoint = format!("http://{}/base", listener.local_addr().unwrap()).parse().unwrap();
+        let endpoint = format!("http://{}/base", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
         let interval = Duration::from_millis(20);
-        let config = OtelConfig { endpoint, headers: HeaderMap::new(), attributes: [].into(), interval };
+        let config = OtelConfig {
+            endpoint,
+            headers: HeaderMap::new(),
+            attributes: [].into(),
+            interval,
+        };
         let dropped = Counter::default();
         let exporter = Exporter::start(&config, &"orders".parse().unwrap(), &dropped).unwrap();
         push(&exporter);
@@ -324,7 +419,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_is_sent_again_unless_its_answer_is_final() {
-        for status in ["429 Too Many Requests", "502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"] {
+        for status in [
+            "429 Too Many Requests",
+            "502 Bad Gateway",
+            "503 Service Unavailable",
+            "504 Gateway Timeout",
+        ] {
             let listener = listener().await;
             let (exporter, dropped) = start(&listener);
             let first = answer(&listener, status).await;
@@ -360,6 +460,10 @@ mod tests {
         let (exporter, _dropped) = start(&listener);
         let began = Instant::now();
         exporter.finish().await;
-        assert!(began.elapsed() < LAST_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < LAST_TIMEOUT + Duration::from_secs(1),
+            "{:?}",
+            began.elapsed()
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Tells systemd how the relay does, where the unit has `Type=notify`: sd_notify(3).
 //!
-//! `WATCHDOG=1` says that the loop turns. The notifications share the relay's only thread, so none leaves while that thread
-//! stands still. Each is a datagram that is dropped where systemd does not read: the relay waits for nobody here.
+//! `WATCHDOG=1` says that the loop turns. The notifications share the relay's only thread, so none
+//! leaves while that thread stands still. Each is a datagram that is dropped where systemd does not
+//! read: the relay waits for nobody here.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -16,8 +17,8 @@ use walrelay_core::printable::printable;
 
 /// Between two notifications, unless the watchdog wants them sooner.
 const TICK: Duration = Duration::from_secs(1);
-/// Each notification prolongs a start or a stop to this: a relay whose servers are away starts for as long as they are, and
-/// `shutdown.timeout` alone limits the drain.
+/// Each notification prolongs a start or a stop to this: a relay whose servers are away starts for
+/// as long as they are, and `shutdown.timeout` alone limits the drain.
 const EXTENSION_US: u32 = 30_000_000;
 
 /// See the module's documentation.
@@ -34,12 +35,19 @@ impl ServiceManager {
     /// The one that started this process and wants to hear from it, if there is one.
     pub(crate) fn from_environment(telemetry: Telemetry) -> Option<ServiceManager> {
         let socket = std::env::var_os("NOTIFY_SOCKET")?;
-        Some(ServiceManager { socket, watchdog: sd_notify::watchdog_enabled(), telemetry, was_ready: false })
+        Some(ServiceManager {
+            socket,
+            watchdog: sd_notify::watchdog_enabled(),
+            telemetry,
+            was_ready: false,
+        })
     }
 
     /// Tells it how the relay does, until dropped. `stop` ends when the relay is told to stop.
     pub(crate) async fn keep_telling(&mut self, stop: impl Future<Output = ()>) -> Infallible {
-        let tick = self.watchdog.map_or(TICK, |watchdog| TICK.min(watchdog / 2));
+        let tick = self
+            .watchdog
+            .map_or(TICK, |watchdog| TICK.min(watchdog / 2));
         let mut tick = tokio::time::interval(tick.max(Duration::from_millis(1)));
         let told = async {
             loop {
@@ -66,11 +74,18 @@ impl ServiceManager {
 
     fn tell(&mut self) {
         let reason = self.telemetry.health.not_ready();
-        let Doing { headline, notes, .. } = Doing::of(&self.telemetry);
-        let status = [vec![headline], notes].concat().join(". ").replace('\n', " ");
+        let Doing {
+            headline, notes, ..
+        } = Doing::of(&self.telemetry);
+        let status = [vec![headline], notes]
+            .concat()
+            .join(". ")
+            .replace('\n', " ");
         let status = printable(&status);
         let mut states = vec![NotifyState::Status(&status)];
-        if matches!(reason, None | Some(NotReady::StandingBy(_))) && !std::mem::replace(&mut self.was_ready, true) {
+        if matches!(reason, None | Some(NotReady::StandingBy(_)))
+            && !std::mem::replace(&mut self.was_ready, true)
+        {
             states.push(NotifyState::Ready);
         }
         let is_stopping = matches!(reason, Some(NotReady::Stopping | NotReady::Halted(_)));
@@ -80,8 +95,10 @@ impl ServiceManager {
         if is_stopping || !self.was_ready {
             states.push(NotifyState::ExtendTimeoutUsec(EXTENSION_US));
         }
-        // While it streams, the loop itself reports. The time before a stream may be one long query.
-        let is_stuck = self.telemetry.metrics.is_streaming() && matches!(reason, Some(NotReady::Silent(_)));
+        // While it streams, the loop itself reports. The time before a stream may be one long
+        // query.
+        let is_stuck =
+            self.telemetry.metrics.is_streaming() && matches!(reason, Some(NotReady::Silent(_)));
         if self.watchdog.is_some() && !is_stuck {
             states.push(NotifyState::Watchdog);
         }
@@ -116,9 +133,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
-        let (watchdog, telemetry) = (Some(Duration::from_secs(60)), Telemetry::new(ready_within));
-        let manager = ServiceManager { socket: path.into(), watchdog, telemetry, was_ready: false };
-        Told { socket, manager, _folder: folder }
+        let watchdog = Some(Duration::from_secs(60));
+        let telemetry = Telemetry::new(ready_within);
+        let manager = ServiceManager {
+            socket: path.into(),
+            watchdog,
+            telemetry,
+            was_ready: false,
+        };
+        Told {
+            socket,
+            manager,
+            _folder: folder,
+        }
     }
 
     impl Told {
@@ -130,7 +157,11 @@ mod tests {
         fn read(&self) -> Vec<String> {
             let mut datagram = [0; 4096];
             let bytes = self.socket.recv(&mut datagram).unwrap();
-            String::from_utf8(datagram[..bytes].to_vec()).unwrap().lines().map(str::to_owned).collect()
+            String::from_utf8(datagram[..bytes].to_vec())
+                .unwrap()
+                .lines()
+                .map(str::to_owned)
+                .collect()
         }
     }
 
@@ -141,21 +172,35 @@ mod tests {
         let mut told = started(Duration::from_secs(30));
         let starting = "STATUS=Not at work: not connected to both ends yet";
         assert_eq!(told.next(), [starting, EXTENSION, "WATCHDOG=1"]);
-        told.manager.telemetry.failed(&Error::new(Kind::BusUnreachable, "no broker\nanswers"));
+        told.manager
+            .telemetry
+            .failed(&Error::new(Kind::BusUnreachable, "no broker\nanswers"));
         assert!(told.next()[0].starts_with(&format!("{starting}. no broker answers. Fix: ")));
-        Side::ALL.into_iter().for_each(|side| told.manager.telemetry.connected(side, true));
+        Side::ALL
+            .into_iter()
+            .for_each(|side| told.manager.telemetry.connected(side, true));
         told.manager.telemetry.health.report(ToDo::Nothing);
         let works = "STATUS=The relay works. All received events are in Kafka.";
         assert_eq!(told.next(), [works, "READY=1", "WATCHDOG=1"]);
         assert_eq!(told.next(), [works, "WATCHDOG=1"], "it says so once");
         told.manager.tell_end();
-        assert_eq!(told.read(), ["STATUS=Not at work: told to stop", "STOPPING=1", EXTENSION, "WATCHDOG=1"]);
+        assert_eq!(
+            told.read(),
+            [
+                "STATUS=Not at work: told to stop",
+                "STOPPING=1",
+                EXTENSION,
+                "WATCHDOG=1"
+            ]
+        );
     }
 
     #[test]
     fn the_watchdog_hears_nothing_of_a_stream_whose_loop_is_silent() {
         let mut told = started(Duration::ZERO);
-        Side::ALL.into_iter().for_each(|side| told.manager.telemetry.connected(side, true));
+        Side::ALL
+            .into_iter()
+            .for_each(|side| told.manager.telemetry.connected(side, true));
         told.manager.telemetry.health.report(ToDo::Nothing);
         let is_fed = |told: &mut Told| told.next().contains(&"WATCHDOG=1".to_owned());
         assert!(is_fed(&mut told), "a query before the stream may take long");

@@ -1,4 +1,5 @@
-//! Marks or deletes the rows of acked events, and reads and writes the parked events in the same session.
+//! Marks or deletes the rows of acked events, and reads and writes the parked events in the same
+//! session.
 
 use std::collections::HashSet;
 use std::str;
@@ -48,7 +49,8 @@ pub struct Marker {
     writers: Vec<Option<Writer>>,
     parked: Option<ParkedTable>,
     attempts: u32,
-    /// Whether a cancelled call can have left a transaction open. Locked by each use of the session.
+    /// Whether a cancelled call can have left a transaction open. Locked by each use of the
+    /// session.
     open: Mutex<bool>,
 }
 
@@ -61,7 +63,11 @@ struct Part<'a> {
 impl Part<'_> {
     /// Writes to these rows, and returns their number.
     async fn write(&self, client: &Client) -> Result<u64, QueryError> {
-        let Part { writer, written, rows } = self;
+        let Part {
+            writer,
+            written,
+            rows,
+        } = self;
         let mut keys = vec![Vec::new(); *writer.key_values.end()];
         for Outcome { row, .. } in rows {
             let mut values = row.values();
@@ -73,18 +79,37 @@ impl Part<'_> {
         let failures = || rows.iter().filter_map(|row| row.failure);
         let causes: Vec<&str> = failures().map(|failure| failure.cause.as_str()).collect();
         let classes: Vec<&str> = failures().map(|failure| failure.class).collect();
-        let attempts: Vec<i32> = failures().map(|of| i32::try_from(of.attempts).unwrap_or(i32::MAX)).collect();
+        let attempts: Vec<i32> = failures()
+            .map(|of| i32::try_from(of.attempts).unwrap_or(i32::MAX))
+            .collect();
         let waits_ms: Vec<Option<i64>> = rows.iter().map(|row| row.retry_in_ms).collect();
-        let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
+        let mut values: Vec<&(dyn ToSql + Sync)> =
+            keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
         if !causes.is_empty() {
-            values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
+            values.extend([
+                &causes as &(dyn ToSql + Sync),
+                &classes,
+                &attempts,
+                &waits_ms,
+            ]);
         }
-        let answer = bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await;
+        let answer = bounded(
+            &written.doing,
+            ANSWER_TIMEOUT,
+            client.query(&written.statement, &values),
+        )
+        .await;
         let answer = answer.map_err(|failed| self.explained(failed))?;
         let mut numbers = HashSet::with_capacity(answer.len());
         for row in &answer {
-            let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
-            let (number, is_pending) = read().map_err(|error| QueryError::of(&written.doing, &error))?;
+            let read = || {
+                Ok((
+                    row.try_get::<_, i64>(0)?,
+                    row.try_get::<_, Option<bool>>(1)?,
+                ))
+            };
+            let (number, is_pending) =
+                read().map_err(|error| QueryError::of(&written.doing, &error))?;
             if is_pending == Some(true) {
                 return Err(QueryError::refused(writer.leaves_pending(written)));
             }
@@ -110,41 +135,69 @@ struct Outcome<'a> {
 }
 
 impl Marker {
-    /// Opens a marker in this database for the outboxes of this configuration; see [`Marker::connect`].
+    /// Opens a marker in this database for the outboxes of this configuration; see
+    /// [`Marker::connect`].
     pub(crate) async fn of(config: &Config, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
         Marker::with(config, Parking::of(&config.delivery), identity).await
     }
 
     /// As [`Marker::of`], with another parking.
-    pub(crate) async fn with(config: &Config, parking: Parking, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
-        let Config { source, outboxes, .. } = config;
+    pub(crate) async fn with(
+        config: &Config,
+        parking: Parking,
+        identity: &DatabaseIdentity,
+    ) -> Result<Option<Marker>> {
+        let Config {
+            source, outboxes, ..
+        } = config;
         if !writes_any(outboxes, parking) {
             return Ok(None);
         }
         let database = source.upkeep.as_ref().unwrap_or(&source.database);
         let session = connect_at(database, &session_name(&source.slot), identity).await?;
-        Marker::open(session, identity.clone(), &source.slot, outboxes, parking).await.map(Some)
+        Marker::open(session, identity.clone(), &source.slot, outboxes, parking)
+            .await
+            .map(Some)
     }
 
-    /// As [`Marker::of`], for a caller with other rows to write: the lock timeout is short, and there is one attempt.
-    pub(crate) async fn impatient(config: &Config, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
+    /// As [`Marker::of`], for a caller with other rows to write: the lock timeout is short, and
+    /// there is one attempt.
+    pub(crate) async fn impatient(
+        config: &Config,
+        identity: &DatabaseIdentity,
+    ) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
-        let Some(marker) = Marker::of(config, identity).await? else { return Ok(None) };
+        let Some(marker) = Marker::of(config, identity).await? else {
+            return Ok(None);
+        };
         let name = quote_literal(&format!("walrelay {} retries", config.source.slot))?;
-        let bound = format!("set application_name = {name}; set lock_timeout = {}", MOMENT.as_millis());
-        bounded(DOING, ANSWER_TIMEOUT, marker.session.client().batch_execute(&bound)).await?;
-        Ok(Some(Marker { attempts: 1, ..marker }))
+        let bound = format!(
+            "set application_name = {name}; set lock_timeout = {}",
+            MOMENT.as_millis()
+        );
+        bounded(
+            DOING,
+            ANSWER_TIMEOUT,
+            marker.session.client().batch_execute(&bound),
+        )
+        .await?;
+        Ok(Some(Marker {
+            attempts: 1,
+            ..marker
+        }))
     }
 
     /// Opens the session and prepares the statements; none where no outbox is written to.
     ///
-    /// Checks statements, columns and privileges. Changes nothing, and no trigger fires. The session looks names up in
-    /// `pg_catalog` alone, so functions of the operator's own need their schema in `outbox.mark`.
+    /// Checks statements, columns and privileges. Changes nothing, and no trigger fires. The
+    /// session looks names up in `pg_catalog` alone, so functions of the operator's own need their
+    /// schema in `outbox.mark`.
     ///
     /// # Errors
-    /// [`Kind::Config`] for an `outbox.mark` that Postgres rejects, or that would move rows to another partition and so
-    /// publish them again; [`Kind::PostgresRefused`] with the `GRANT` for a missing privilege; [`Kind::Publication`]
-    /// for a missing table or id column, and for a publication that prevents writes to rows; those of connecting.
+    /// [`Kind::Config`] for an `outbox.mark` that Postgres rejects, or that would move rows to
+    /// another partition and so publish them again; [`Kind::PostgresRefused`] with the `GRANT` for
+    /// a missing privilege; [`Kind::Publication`] for a missing table or id column, and for a
+    /// publication that prevents writes to rows; those of connecting.
     pub async fn connect(
         database: &ConnInfo,
         slot: &SlotName,
@@ -156,7 +209,9 @@ impl Marker {
         }
         let session = SqlSession::connect(database, &session_name(slot)).await?;
         let identity = DatabaseIdentity::of(session.client()).await?;
-        Marker::open(session, identity, slot, outboxes, parking).await.map(Some)
+        Marker::open(session, identity, slot, outboxes, parking)
+            .await
+            .map(Some)
     }
 
     async fn open(
@@ -171,35 +226,48 @@ impl Marker {
         let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
-            writers.push(match outbox.source.table().filter(|_| outbox.upkeep.writes_any()) {
-                Some(table) => Some(writer(client, outbox, table, parked.is_some()).await?),
-                None => None,
-            });
+            writers.push(
+                match outbox.source.table().filter(|_| outbox.upkeep.writes_any()) {
+                    Some(table) => Some(writer(client, outbox, table, parked.is_some()).await?),
+                    None => None,
+                },
+            );
         }
-        Ok(Marker { session, database, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) })
+        Ok(Marker {
+            session,
+            database,
+            writers,
+            parked,
+            attempts: ATTEMPTS,
+            open: Mutex::new(false),
+        })
     }
 
     /// Marks or deletes these rows, in one transaction, and returns the number of written rows.
     ///
     /// Durable on this server when it returns. Missing rows are no error, nor are rows of outboxes
-    /// without writes. A row whose key or id has changed since is not written. A transaction that locks of other
-    /// sessions block is tried again for at most some twenty seconds; [`Marker::impatient`] does not try again. After
-    /// an error nothing was written, unless the connection broke during the commit; a repetition is safe as far as the
-    /// assignments are. Safe to cancel: the next call, or the server after a minute, ends an open transaction.
+    /// without writes. A row whose key or id has changed since is not written. A transaction that
+    /// locks of other sessions block is tried again for at most some twenty seconds;
+    /// [`Marker::impatient`] does not try again. After an error nothing was written, unless the
+    /// connection broke during the commit; a repetition is safe as far as the assignments are. Safe
+    /// to cancel: the next call, or the server after a minute, ends an open transaction.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnwritable`] where the server refuses the write, or other sessions kept their locks; once that
-    /// is mended, a repetition succeeds. [`Kind::PostgresUnreachable`] for a lost connection, and where the table
-    /// changed: connect again. [`Kind::Event`] for an id that is not UTF-8; [`Kind::Config`] where the mark leaves
-    /// rows pending.
+    /// [`Kind::PostgresUnwritable`] where the server refuses the write, or other sessions kept
+    /// their locks; once that is mended, a repetition succeeds. [`Kind::PostgresUnreachable`] for a
+    /// lost connection, and where the table changed: connect again. [`Kind::Event`] for an id that
+    /// is not UTF-8; [`Kind::Config`] where the mark leaves rows pending.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
         let parts = self.parts(batch);
-        let moves = !batch.parked.is_empty() || !batch.unparked.is_empty() || !batch.failed_again.is_empty();
+        let moves = !batch.parked.is_empty()
+            || !batch.unparked.is_empty()
+            || !batch.failed_again.is_empty();
         if parts.is_empty() && !moves {
             return Ok(0);
         }
         let mut open = self.open.lock().await;
-        let (mut attempt, mut pause) = (1, PAUSE);
+        let mut attempt = 1;
+        let mut pause = PAUSE;
         loop {
             let failed = match self.attempt(&mut open, &parts, batch).await {
                 Ok(count) => return Ok(count),
@@ -207,21 +275,30 @@ impl Marker {
                 Err(failed) => return Err(failed.of_write().into()),
             };
             if attempt == self.attempts {
-                let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
-                return Err(Error::new(Kind::PostgresUnwritable, format!("{}{times}", failed.error().cause()))
-                    .remedy("see in pg_stat_activity who holds locks on these rows for long"));
+                let times = if attempt > 1 {
+                    format!(", {attempt} times in a row")
+                } else {
+                    String::new()
+                };
+                return Err(Error::new(
+                    Kind::PostgresUnwritable,
+                    format!("{}{times}", failed.error().cause()),
+                )
+                .remedy("see in pg_stat_activity who holds locks on these rows for long"));
             }
-            tracing::debug!(attempt, error = %failed.error(), "another session was in the way; trying again");
+            tracing::debug!(attempt, error = %failed.error(), "another session was in the way; \
+                trying again");
             tokio::time::sleep(pause).await;
-            (attempt, pause) = (attempt + 1, pause * 2);
+            attempt = attempt + 1;
+            pause = pause * 2;
         }
     }
 
     /// Whether other sessions see these transactions, for which it waits a moment.
     ///
-    /// The slot delivers a commit as soon as it is in the WAL. Other sessions see it a little later, or much later where the commit
-    /// waits for a standby: until then there is no row to mark. The standby may be the relay, which has to write something
-    /// else first.
+    /// The slot delivers a commit as soon as it is in the WAL. Other sessions see it a little
+    /// later, or much later where the commit waits for a standby: until then there is no row to
+    /// mark. The standby may be the relay, which has to write something else first.
     ///
     /// # Errors
     /// Those of the session.
@@ -235,10 +312,13 @@ impl Marker {
         let (_turn, client) = self.client().await?;
         loop {
             let answer = bounded(DOING, ANSWER_TIMEOUT, client.query_one(SQL, &[])).await;
-            let text = answer?.try_get::<_, String>(0).map_err(|error| QueryError::of(DOING, &error))?;
+            let text = answer?
+                .try_get::<_, String>(0)
+                .map_err(|error| QueryError::of(DOING, &error))?;
             let snapshot = text.parse::<Snapshot>();
-            let snapshot =
-                snapshot.map_err(|error| Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}")))?;
+            let snapshot = snapshot.map_err(|error| {
+                Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))
+            })?;
             if xids.iter().all(|xid| snapshot.sees(snapshot.widen(*xid))) {
                 return Ok(true);
             }
@@ -263,7 +343,9 @@ impl Marker {
     /// # Errors
     /// Those of the connection, and of a table that is gone or forbidden.
     pub async fn waiting(&self) -> Result<Vec<ParkedRef>> {
-        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let Some(table) = &self.parked else {
+            return Ok(Vec::new());
+        };
         table.drop_orphans(self.client().await?.1).await?;
         // Somebody may have removed events by hand, or an earlier session.
         table.seen.store(0, Ordering::Relaxed);
@@ -272,54 +354,106 @@ impl Marker {
         let all = async {
             let slot: &(dyn ToSql + Sync) = &table.slot;
             let rows = client.query_raw(INDEX, [slot]).await?;
-            let read = rows.map_ok(|row| table.waiting(&row)).try_collect::<Vec<_>>().await?;
+            let read = rows
+                .map_ok(|row| table.waiting(&row))
+                .try_collect::<Vec<_>>()
+                .await?;
             Ok(read)
         };
         let read = bounded(DOING, ANSWER_TIMEOUT, all).await?;
-        Ok(read.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?)
+        Ok(read
+            .into_iter()
+            .filter_map(Result::transpose)
+            .collect::<Result<_, _>>()?)
     }
 
-    /// The first event of each aggregate that is due for a retry, `limit` at most, without those in `except`.
+    /// The first event of each aggregate that is due for a retry, `limit` at most, without those in
+    /// `except`.
     pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<AggregateHead>> {
-        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let Some(table) = &self.parked else {
+            return Ok(Vec::new());
+        };
         let (turn, client) = self.client().await?;
         table.replan(client).await?;
         table.look_at_new(client).await?;
         drop(turn);
-        self.parked_rows(&table.due, &[&table.slot, &limit, &except], |table, row| table.head(row)).await
+        self.parked_rows(&table.due, &[&table.slot, &limit, &except], |table, row| {
+            table.head(row)
+        })
+        .await
     }
 
-    /// Events of an aggregate from `head` on, in their order, at least one and at most `limit`. Without its key the head alone.
+    /// Events of an aggregate from `head` on, in their order, at least one and at most `limit`.
+    /// Without its key the head alone.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and for a row of the table that makes no event.
     pub async fn held(&self, head: &AggregateHead, limit: Limit) -> Result<Vec<ParkedRow>> {
-        let Some(table) = &self.parked else { return Ok(Vec::new()) };
-        let name = table.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
+        let Some(table) = &self.parked else {
+            return Ok(Vec::new());
+        };
+        let name = table
+            .outboxes
+            .get(head.outbox)
+            .map(String::as_str)
+            .unwrap_or_default();
         let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
-        let values: [&(dyn ToSql + Sync); 6] = [&table.slot, &name, &head.key, &head.id, &limit.events, &bytes];
-        self.parked_rows(&table.events, &values, |table, row| table.held(row, head.outbox).map(Some)).await
+        let values: [&(dyn ToSql + Sync); 6] = [
+            &table.slot,
+            &name,
+            &head.key,
+            &head.id,
+            &limit.events,
+            &bytes,
+        ];
+        self.parked_rows(&table.events, &values, |table, row| {
+            table.held(row, head.outbox).map(Some)
+        })
+        .await
     }
 
-    /// Outboxes in which a row that is set to pending requests a retry of its parked event, and the statement for that.
+    /// Outboxes in which a row that is set to pending requests a retry of its parked event, and the
+    /// statement for that.
     pub(crate) fn asked_by_pending(&self) -> impl Iterator<Item = (&str, &Statement)> {
-        let outboxes = self.parked.iter().flat_map(|table| &table.outboxes).zip(&self.writers);
-        outboxes.filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
+        let outboxes = self
+            .parked
+            .iter()
+            .flat_map(|table| &table.outboxes)
+            .zip(&self.writers);
+        outboxes
+            .filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
     }
 
-    /// Requests a retry of parked events of such an outbox whose rows were set to pending; returns their number.
-    /// Errors: as [`Marker::waiting`], and those of `outbox.pending`.
+    /// Requests a retry of parked events of such an outbox whose rows were set to pending; returns
+    /// their number. Errors: as [`Marker::waiting`], and those of `outbox.pending`.
     pub(crate) async fn ask_for_pending(&self, outbox: &str, ask: &Statement) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
-        let Some(table) = &self.parked else { return Ok(0) };
+        let Some(table) = &self.parked else {
+            return Ok(0);
+        };
         let (_turn, client) = self.client().await?;
-        Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(ask, &[&table.slot, &outbox])).await?)
+        Ok(bounded(
+            DOING,
+            ANSWER_TIMEOUT,
+            client.execute(ask, &[&table.slot, &outbox]),
+        )
+        .await?)
     }
 
-    /// Parked events that an operator asked to drop, without those in `except`: id, event, and failure.
-    pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, ParkedRef, Failure)>> {
-        let Some(table) = &self.parked else { return Ok(Vec::new()) };
-        self.parked_rows(DROPPED, &[&table.slot, &limit, &except], |table, row| table.dropped_event(row)).await
+    /// Parked events that an operator asked to drop, without those in `except`: id, event, and
+    /// failure.
+    pub async fn dropped(
+        &self,
+        limit: i64,
+        except: &[i64],
+    ) -> Result<Vec<(i64, ParkedRef, Failure)>> {
+        let Some(table) = &self.parked else {
+            return Ok(Vec::new());
+        };
+        self.parked_rows(DROPPED, &[&table.slot, &limit, &except], |table, row| {
+            table.dropped_event(row)
+        })
+        .await
     }
 
     /// The results of `read` for the rows of a query of the table of parked events.
@@ -329,21 +463,34 @@ impl Marker {
         values: &[&(dyn ToSql + Sync)],
         read: impl Fn(&ParkedTable, &Row) -> Result<Option<T>, QueryError>,
     ) -> Result<Vec<T>> {
-        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let Some(table) = &self.parked else {
+            return Ok(Vec::new());
+        };
         let (_turn, client) = self.client().await?;
         let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(query, values)).await?;
-        Ok(rows.iter().filter_map(|row| read(table, row).transpose()).collect::<Result<_, _>>()?)
+        Ok(rows
+            .iter()
+            .filter_map(|row| read(table, row).transpose())
+            .collect::<Result<_, _>>()?)
     }
 
-    /// The number of events of outboxes that are not configured that [`Marker::waiting`] dropped since the last call.
+    /// The number of events of outboxes that are not configured that [`Marker::waiting`] dropped
+    /// since the last call.
     pub(crate) fn take_dropped(&self) -> u64 {
-        self.parked.as_ref().map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
+        self.parked
+            .as_ref()
+            .map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
     }
 
     /// Whether the session answers, after an error of another call.
     pub async fn answers(&self) -> Result<()> {
         let (_turn, client) = self.client().await?;
-        Ok(bounded("asking for a sign of life", ANSWER_TIMEOUT, client.batch_execute("select 1")).await?)
+        Ok(bounded(
+            "asking for a sign of life",
+            ANSWER_TIMEOUT,
+            client.batch_execute("select 1"),
+        )
+        .await?)
     }
 
     /// The session, without an open transaction, for as long as the guard is held.
@@ -353,19 +500,45 @@ impl Marker {
         Ok((turn, self.session.client()))
     }
 
-    /// The writes to each table, rows in the order of their keys, so that two sessions that mark the same rows do not deadlock.
+    /// The writes to each table, rows in the order of their keys, so that two sessions that mark
+    /// the same rows do not deadlock.
     fn parts<'a>(&'a self, batch: &'a Batch) -> Vec<Part<'a>> {
-        let acked: Vec<_> = batch.acked.iter().map(|row| Outcome { row, failure: None, retry_in_ms: None }).collect();
-        let outcome = |row, failure, retry_in_ms| Outcome { row, failure: Some(failure), retry_in_ms };
-        let failed: Vec<_> = batch.failed.iter().map(|(row, failure)| outcome(row, failure, None)).collect();
-        let parked =
-            batch.waiting.iter().filter_map(|event| Some(outcome(&event.row, event.tried()?, event.retry_in_ms)));
-        let again = batch.failed_again.iter().map(|event| outcome(&event.row, &event.failure, event.retry_in_ms));
+        let acked: Vec<_> = batch
+            .acked
+            .iter()
+            .map(|row| Outcome {
+                row,
+                failure: None,
+                retry_in_ms: None,
+            })
+            .collect();
+        let outcome = |row, failure, retry_in_ms| Outcome {
+            row,
+            failure: Some(failure),
+            retry_in_ms,
+        };
+        let failed: Vec<_> = batch
+            .failed
+            .iter()
+            .map(|(row, failure)| outcome(row, failure, None))
+            .collect();
+        let parked = batch
+            .waiting
+            .iter()
+            .filter_map(|event| Some(outcome(&event.row, event.tried()?, event.retry_in_ms)));
+        let again = batch
+            .failed_again
+            .iter()
+            .map(|event| outcome(&event.row, &event.failure, event.retry_in_ms));
         let waiting: Vec<_> = parked.chain(again).collect();
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
-            for (written, rows) in [(&writer.acked, &acked), (&writer.failed, &failed), (&writer.waiting, &waiting)] {
+            for (written, rows) in [
+                (&writer.acked, &acked),
+                (&writer.failed, &failed),
+                (&writer.waiting, &waiting),
+            ] {
                 if let Some(written) = written {
                     parts.extend(written_to(writer, index, written, rows));
                 }
@@ -385,7 +558,12 @@ impl Marker {
         **open = true;
         let written = self.transaction(parts, batch).await;
         if let Err(QueryError::Refused { .. }) = &written {
-            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback")).await?;
+            bounded(
+                "giving up a transaction",
+                ANSWER_TIMEOUT,
+                client.batch_execute("rollback"),
+            )
+            .await?;
         }
         **open = false;
         written
@@ -397,7 +575,12 @@ impl Marker {
             true => "begin isolation level read committed; set local synchronous_commit = on",
             false => "begin isolation level read committed",
         };
-        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(begin)).await?;
+        bounded(
+            "beginning a transaction",
+            ANSWER_TIMEOUT,
+            client.batch_execute(begin),
+        )
+        .await?;
         let mut count = 0;
         for part in parts {
             count += part.write(client).await?;
@@ -406,7 +589,9 @@ impl Marker {
             moved(client, table, batch).await?;
         }
         let last = parts.last();
-        let doing = last.map_or("committing what was written to the outbox", |part| &part.written.doing);
+        let doing = last.map_or("committing what was written to the outbox", |part| {
+            &part.written.doing
+        });
         let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
         committed.map_err(|failed| match last {
             Some(part) => part.explained(failed),
@@ -418,7 +603,12 @@ impl Marker {
     /// Ends the transaction of a cancelled call.
     async fn end_left_over(&self, open: &mut MutexGuard<'_, bool>) -> Result<(), QueryError> {
         if **open {
-            bounded("giving up a transaction", ANSWER_TIMEOUT, self.session.client().batch_execute("rollback")).await?;
+            bounded(
+                "giving up a transaction",
+                ANSWER_TIMEOUT,
+                self.session.client().batch_execute("rollback"),
+            )
+            .await?;
             **open = false;
         }
         Ok(())
@@ -434,24 +624,42 @@ fn session_name(slot: &SlotName) -> String {
 }
 
 /// The writes of one statement to rows of outbox `index`.
-fn written_to<'a>(writer: &'a Writer, index: usize, written: &'a Written, rows: &[Outcome<'a>]) -> Vec<Part<'a>> {
-    let mut of: Vec<Outcome<'a>> = rows.iter().filter(|outcome| outcome.row.outbox == index).copied().collect();
+fn written_to<'a>(
+    writer: &'a Writer,
+    index: usize,
+    written: &'a Written,
+    rows: &[Outcome<'a>],
+) -> Vec<Part<'a>> {
+    let mut of: Vec<Outcome<'a>> = rows
+        .iter()
+        .filter(|outcome| outcome.row.outbox == index)
+        .copied()
+        .collect();
     // An event that was written, or parked, before its table had the columns of the key has no key.
     let all = of.len();
     of.retain(|outcome| writer.key_values.contains(&outcome.row.values().count()));
     if of.len() < all {
-        let (rows, table) = (all - of.len(), &writer.table);
+        let rows = all - of.len();
+        let table = &writer.table;
         tracing::warn!(event = "rows_left_unmarked", %table, rows,
-            "while {}: rows are left as they are, for their events were written before the table had the columns that \
+            "while {}: rows are left as they are, for their events were written before the table \
+             had the columns that \
              name a row", written.doing);
     }
     of.sort_by(|one, other| one.row.key.cmp(&other.row.key));
     of.dedup_by(|row, before| row.row.key == before.row.key);
-    of.chunks(ROWS_PER_STATEMENT).map(|rows| Part { writer, written, rows: rows.to_vec() }).collect()
+    of.chunks(ROWS_PER_STATEMENT)
+        .map(|rows| Part {
+            writer,
+            written,
+            rows: rows.to_vec(),
+        })
+        .collect()
 }
 
-/// Writes the changes of the parked events. Each statement is sent when it is polled first, so that all are sent in their order
-/// before the first answer. The error is that of the first failed statement: in a transaction, later ones have no effect.
+/// Writes the changes of the parked events. Each statement is sent when it is polled first, so that
+/// all are sent in their order before the first answer. The error is that of the first failed
+/// statement: in a transaction, later ones have no effect.
 async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
         table.replan(client).await?;
@@ -460,7 +668,11 @@ async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<()
     for events in together(&batch.failed_again, |event| event.failure.cause.len()) {
         try_join_all(events.iter().map(|event| table.failed(client, event))).await?;
     }
-    if batch.unparked.is_empty() { Ok(()) } else { table.remove(client, &batch.unparked).await }
+    if batch.unparked.is_empty() {
+        Ok(())
+    } else {
+        table.remove(client, &batch.unparked).await
+    }
 }
 
 fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
@@ -469,7 +681,8 @@ fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
             "while {}: a value of a row's key is not UTF-8, and Postgres cannot be asked for it",
             written.doing
         );
-        Error::new(Kind::Event, cause).remedy("give the database an encoding that UTF-8 can represent")
+        Error::new(Kind::Event, cause)
+            .remedy("give the database an encoding that UTF-8 can represent")
     })
 }
 
@@ -508,13 +721,22 @@ mod tests {
         };
         assert_eq!(lengths(&[]), [0; 0]);
         assert_eq!(lengths(&[0; TOGETHER * 2 + 1]), [TOGETHER, TOGETHER, 1]);
-        let (half, more) = (TOGETHER_BYTES / 2, TOGETHER_BYTES * 2);
+        let half = TOGETHER_BYTES / 2;
+        let more = TOGETHER_BYTES * 2;
         assert_eq!(lengths(&[half, half, 1]), [2, 1]);
-        assert_eq!(lengths(&[more, more, half, usize::MAX, 0]), [1, 1, 1, 1, 1], "one goes, however large");
+        assert_eq!(
+            lengths(&[more, more, half, usize::MAX, 0]),
+            [1, 1, 1, 1, 1],
+            "one goes, however large"
+        );
     }
 
     /// Is answered when it is polled a second time.
-    async fn asked(number: usize, sent: &RefCell<Vec<usize>>, answer: Result<(), usize>) -> Result<(), usize> {
+    async fn asked(
+        number: usize,
+        sent: &RefCell<Vec<usize>>,
+        answer: Result<(), usize>,
+    ) -> Result<(), usize> {
         sent.borrow_mut().push(number);
         tokio::task::yield_now().await;
         sent.borrow_mut().push(number + 10);
@@ -524,10 +746,16 @@ mod tests {
     #[tokio::test]
     async fn statements_are_sent_in_order_before_any_answer_and_the_first_error_counts() {
         let sent = RefCell::default();
-        assert_eq!(try_join_all((0..3).map(|number| asked(number, &sent, Ok(())))).await, Ok(vec![(); 3]));
+        assert_eq!(
+            try_join_all((0..3).map(|number| asked(number, &sent, Ok(())))).await,
+            Ok(vec![(); 3])
+        );
         assert_eq!(sent.take(), [0, 1, 2, 10, 11, 12]);
         let answer = |number| if number == 0 { Ok(()) } else { Err(number) };
-        assert_eq!(try_join_all((0..TOGETHER).map(|number| asked(number, &sent, answer(number)))).await, Err(1));
+        assert_eq!(
+            try_join_all((0..TOGETHER).map(|number| asked(number, &sent, answer(number)))).await,
+            Err(1)
+        );
         assert!(sent.take().iter().copied().take(TOGETHER).eq(0..TOGETHER));
     }
 }

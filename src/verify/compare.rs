@@ -51,8 +51,8 @@ struct Newest {
 
 /// Compares the rows of tables with the records of topics. All rows come before the first record.
 ///
-/// Topics and partitions may come in any order. The records of one partition come in the order of their offsets, each
-/// once. The module's documentation names the memory.
+/// Topics and partitions may come in any order. The records of one partition come in the order of
+/// their offsets, each once. The module's documentation names the memory.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     outboxes: Vec<Outbox>,
@@ -84,9 +84,16 @@ impl Comparison {
         }
     }
 
-    /// Adds a row of the outbox with this index. `rank` is its place in the order: equal for rows without a known
-    /// order.
-    pub(crate) fn row(&mut self, outbox: usize, topic: &str, id: &[u8], key: Option<&[u8]>, rank: u32) {
+    /// Adds a row of the outbox with this index. `rank` is its place in the order: equal for rows
+    /// without a known order.
+    pub(crate) fn row(
+        &mut self,
+        outbox: usize,
+        topic: &str,
+        id: &[u8],
+        key: Option<&[u8]>,
+        rank: u32,
+    ) {
         let next = short(self.flows.len());
         let topic_number = self.topics.get(topic).copied().unwrap_or_else(|| {
             self.topics.insert(topic.to_owned(), next);
@@ -105,8 +112,18 @@ impl Comparison {
         });
         flow.counts.rows += 1;
         let key = key.map(|key| short(self.keys.insert_full(Name::of(key)).0));
-        let fresh = Row { flow: number, key, rank, rows: 0, records: 0, owed: 0 };
-        let row = self.rows.entry((topic_number, Name::of(id))).or_insert(fresh);
+        let fresh = Row {
+            flow: number,
+            key,
+            rank,
+            rows: 0,
+            records: 0,
+            owed: 0,
+        };
+        let row = self
+            .rows
+            .entry((topic_number, Name::of(id)))
+            .or_insert(fresh);
         row.rows += 1;
         row.owed += 1;
         // Rows of two outboxes with one id and topic count for the first.
@@ -120,30 +137,46 @@ impl Comparison {
         if self.found.unroutable_rows.len() < self.examples_max {
             let outbox = self.outboxes.get(outbox).map(|outbox| outbox.name.clone());
             let id = Some(Name::of(id).text());
-            self.found.unroutable_rows.push(Example { outbox, id, why: Some(why), ..Example::default() });
+            self.found.unroutable_rows.push(Example {
+                outbox,
+                id,
+                why: Some(why),
+                ..Example::default()
+            });
         }
     }
 
     /// The topics of the rows, in the order of their first rows.
     pub(crate) fn topics(&self) -> impl Iterator<Item = &str> {
-        let first = self.flows.iter().enumerate().filter(|(number, ((_, topic), _))| short(*number) == *topic);
+        let first = self
+            .flows
+            .iter()
+            .enumerate()
+            .filter(|(number, ((_, topic), _))| short(*number) == *topic);
         first.map(|(_, (_, flow))| flow.topic.as_str())
     }
 
     /// The number of rows for this topic without a record so far.
     pub(crate) fn owed(&self, topic: &str) -> u64 {
-        let Some(number) = self.topics.get(topic) else { return 0 };
-        let flows = (0..self.outboxes.len()).filter_map(|outbox| self.flows.get(&(outbox, *number)));
+        let Some(number) = self.topics.get(topic) else {
+            return 0;
+        };
+        let flows =
+            (0..self.outboxes.len()).filter_map(|outbox| self.flows.get(&(outbox, *number)));
         flows.map(|flow| flow.counts.missing).sum()
     }
 
     /// Adds a record of one of [`Comparison::topics`]. Records of other topics are ignored.
     pub(crate) fn record(&mut self, topic: &str, record: &Delivered<'_>) {
-        let Some(number) = self.topics.get(topic).copied() else { return };
+        let Some(number) = self.topics.get(topic).copied() else {
+            return;
+        };
         let name = record.id.map(|id| (number, Name::of(id)));
         let row = name.as_ref().and_then(|name| self.rows.get_mut(name));
         let flow = row.as_ref().map_or(number, |row| row.flow);
-        let Some((_, flow)) = self.flows.get_index_mut(flow as usize) else { return };
+        let Some((_, flow)) = self.flows.get_index_mut(flow as usize) else {
+            return;
+        };
         flow.counts.records += 1;
         flow.counts.replayed += u64::from(record.is_replay);
         let Some(row) = row else {
@@ -164,9 +197,17 @@ impl Comparison {
             flow.counts.duplicated += 1;
             (&mut self.found.duplicated, None)
         } else {
-            let Some(key) = row.key.filter(|_| flow.order_checked && row.rows == 1) else { return };
-            let this = Newest { rank: row.rank, offset: record.offset };
-            let newest = self.newest.entry((row.flow, record.partition, key)).or_insert(this);
+            let Some(key) = row.key.filter(|_| flow.order_checked && row.rows == 1) else {
+                return;
+            };
+            let this = Newest {
+                rank: row.rank,
+                offset: record.offset,
+            };
+            let newest = self
+                .newest
+                .entry((row.flow, record.partition, key))
+                .or_insert(this);
             if row.rank >= newest.rank {
                 *newest = this;
                 return;
@@ -176,12 +217,20 @@ impl Comparison {
         };
         if examples.len() < self.examples_max {
             let id = name.as_ref().map(|(_, name)| name);
-            let example = Example::of(flow, id, row.key.and_then(|key| self.keys.get_index(key as usize)));
-            examples.push(Example { behind_offset, ..example.at(record.partition, record.offset) });
+            let example = Example::of(
+                flow,
+                id,
+                row.key.and_then(|key| self.keys.get_index(key as usize)),
+            );
+            examples.push(Example {
+                behind_offset,
+                ..example.at(record.partition, record.offset)
+            });
         }
     }
 
-    /// The ids of records without a compared row. The table may have such a row: see [`Comparison::exists`].
+    /// The ids of records without a compared row. The table may have such a row: see
+    /// [`Comparison::exists`].
     pub(crate) fn strays(&self) -> Vec<Vec<u8>> {
         let strays = self.strays.iter().filter(|(_, stray)| !stray.is_outside);
         let mut ids: Vec<Vec<u8>> = strays.map(|((name, _), _)| name.bytes()).collect();
@@ -197,26 +246,40 @@ impl Comparison {
     }
 
     pub(crate) fn findings(self) -> Findings {
-        let Comparison { mut flows, mut found, keys, examples_max, .. } = self;
+        let Comparison {
+            mut flows,
+            mut found,
+            keys,
+            examples_max,
+            ..
+        } = self;
         let key = |key: Option<u32>| keys.get_index(key? as usize);
         let mut owed: Vec<_> = self.rows.iter().filter(|(_, row)| row.owed > 0).collect();
         owed.sort_unstable_by_key(|(_, row)| (row.flow, row.rank));
         for ((_, name), row) in owed.into_iter().take(examples_max) {
             let flow = flows.get_index(row.flow as usize);
-            found.missing.extend(flow.map(|(_, flow)| Example::of(flow, Some(name), key(row.key))));
+            found
+                .missing
+                .extend(flow.map(|(_, flow)| Example::of(flow, Some(name), key(row.key))));
         }
         let mut strays: Vec<_> = self.strays.iter().collect();
         strays.sort_unstable_by_key(|((_, topic), stray)| (*topic, stray.partition, stray.offset));
         for ((name, topic), stray) in strays {
-            let Some((_, flow)) = flows.get_index_mut(*topic as usize) else { continue };
+            let Some((_, flow)) = flows.get_index_mut(*topic as usize) else {
+                continue;
+            };
             if stray.is_outside {
                 flow.counts.outside += u64::from(stray.records);
                 continue;
             }
             flow.counts.unknown += u64::from(stray.records);
             if found.unknown.len() < examples_max {
-                let example = Example::of(flow, Some(name), key(stray.key)).at(stray.partition, stray.offset);
-                found.unknown.push(Example { outbox: None, ..example });
+                let example =
+                    Example::of(flow, Some(name), key(stray.key)).at(stray.partition, stray.offset);
+                found.unknown.push(Example {
+                    outbox: None,
+                    ..example
+                });
             }
         }
         found.flows = flows.into_values().collect();
@@ -225,18 +288,34 @@ impl Comparison {
 
     /// Adds a record without a compared row. A record without an id counts as unknown.
     fn stray(&mut self, topic: u32, name: Option<Name>, record: &Delivered<'_>) {
-        let Delivered { partition, offset, key, .. } = *record;
+        let Delivered {
+            partition,
+            offset,
+            key,
+            ..
+        } = *record;
         if let Some(name) = name {
             let key = key.map(|key| short(self.keys.insert_full(Name::of(key)).0));
-            let fresh = Stray { records: 0, key, partition, offset, is_outside: false };
+            let fresh = Stray {
+                records: 0,
+                key,
+                partition,
+                offset,
+                is_outside: false,
+            };
             self.strays.entry((name, topic)).or_insert(fresh).records += 1;
             return;
         }
-        let Some((_, flow)) = self.flows.get_index_mut(topic as usize) else { return };
+        let Some((_, flow)) = self.flows.get_index_mut(topic as usize) else {
+            return;
+        };
         flow.counts.unknown += 1;
         if self.found.unknown.len() < self.examples_max {
             let example = Example::of(flow, None, key.map(Name::of).as_ref()).at(partition, offset);
-            self.found.unknown.push(Example { outbox: None, ..example });
+            self.found.unknown.push(Example {
+                outbox: None,
+                ..example
+            });
         }
     }
 }
@@ -257,14 +336,24 @@ pub(crate) struct Counts {
     pub out_of_order: u64,
     /// Records without an id, or with an id that no row has.
     pub unknown: u64,
-    /// Records of rows that were not compared: outside the range, newer than the snapshot, or for another topic.
+    /// Records of rows that were not compared: outside the range, newer than the snapshot, or for
+    /// another topic.
     pub outside: u64,
     pub replayed: u64,
 }
 
 impl Counts {
     fn add(&mut self, other: &Counts) {
-        let Counts { rows, records, missing, duplicated, out_of_order, unknown, outside, replayed } = other;
+        let Counts {
+            rows,
+            records,
+            missing,
+            duplicated,
+            out_of_order,
+            unknown,
+            outside,
+            replayed,
+        } = other;
         self.rows += rows;
         self.records += records;
         self.missing += missing;
@@ -276,7 +365,8 @@ impl Counts {
     }
 }
 
-/// The rows of one outbox for one topic. Records without a compared row count for the first outbox of the topic.
+/// The rows of one outbox for one topic. Records without a compared row count for the first outbox
+/// of the topic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Flow {
     pub outbox: String,
@@ -310,12 +400,23 @@ pub(crate) struct Example {
 
 impl Example {
     fn of(flow: &Flow, id: Option<&Name>, key: Option<&Name>) -> Example {
-        let (outbox, topic) = (Some(flow.outbox.clone()), Some(flow.topic.clone()));
-        Example { outbox, topic, id: id.map(Name::text), key: key.map(Name::text), ..Example::default() }
+        let outbox = Some(flow.outbox.clone());
+        let topic = Some(flow.topic.clone());
+        Example {
+            outbox,
+            topic,
+            id: id.map(Name::text),
+            key: key.map(Name::text),
+            ..Example::default()
+        }
     }
 
     fn at(self, partition: i32, offset: i64) -> Example {
-        Example { partition: Some(partition), offset: Some(offset), ..self }
+        Example {
+            partition: Some(partition),
+            offset: Some(offset),
+            ..self
+        }
     }
 }
 
@@ -351,14 +452,18 @@ enum Name {
 
 impl Name {
     fn of(bytes: &[u8]) -> Name {
-        uuid(bytes).or_else(|| number(bytes).map(Name::Number)).unwrap_or_else(|| Name::Bytes(bytes.into()))
+        uuid(bytes)
+            .or_else(|| number(bytes).map(Name::Number))
+            .unwrap_or_else(|| Name::Bytes(bytes.into()))
     }
 
     fn bytes(&self) -> Vec<u8> {
         match self {
             Name::Uuid(bytes) => {
                 let mut text = format!("{:032x}", u128::from_be_bytes(*bytes));
-                [20, 16, 12, 8].into_iter().for_each(|at| text.insert(at, '-'));
+                [20, 16, 12, 8]
+                    .into_iter()
+                    .for_each(|at| text.insert(at, '-'));
                 text.into_bytes()
             }
             Name::Number(number) => number.to_string().into_bytes(),
@@ -374,7 +479,10 @@ impl Name {
 
 /// The value of a UUID in the text form of Postgres, so that the text can be restored.
 fn uuid(bytes: &[u8]) -> Option<Name> {
-    let digits = std::str::from_utf8(bytes).ok().filter(|text| text.len() == 36)?.replace('-', "");
+    let digits = std::str::from_utf8(bytes)
+        .ok()
+        .filter(|text| text.len() == 36)?
+        .replace('-', "");
     let uuid = Name::Uuid(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes());
     (uuid.bytes() == bytes).then_some(uuid)
 }
@@ -395,10 +503,13 @@ mod tests {
     /// Outbox, topic, id, key, rank.
     type GivenRow = (usize, &'static str, &'static str, Option<&'static str>, u32);
 
-    /// `records` are ids with the partition of topic t, or the topic, behind an `@`. Offsets count from 0 per partition. `~`
-    /// before an id marks a replay; `-` is no id.
+    /// `records` are ids with the partition of topic t, or the topic, behind an `@`. Offsets count
+    /// from 0 per partition. `~` before an id marks a replay; `-` is no id.
     fn compared(rows: &[GivenRow], records: &str) -> Comparison {
-        let outbox = |name: &str, is_ordered| Outbox { name: name.to_owned(), is_ordered };
+        let outbox = |name: &str, is_ordered| Outbox {
+            name: name.to_owned(),
+            is_ordered,
+        };
         let mut comparison = Comparison::new(vec![outbox("a", true), outbox("b", false)], 3);
         for (outbox, topic, id, key, rank) in rows {
             comparison.row(*outbox, topic, id.as_bytes(), key.map(str::as_bytes), *rank);
@@ -406,11 +517,25 @@ mod tests {
         let mut ends: HashMap<(&str, i32), i64> = HashMap::new();
         for record in records.split_whitespace() {
             let (id, place) = record.split_once('@').unwrap_or((record, "0"));
-            let (topic, partition) = place.parse().map_or((place, 0), |partition| ("t", partition));
+            let (topic, partition) = place
+                .parse()
+                .map_or((place, 0), |partition| ("t", partition));
             let end = ends.entry((topic, partition)).or_default();
-            let (offset, is_replay) = (*end, id.starts_with('~'));
-            let id = Some(id.trim_start_matches('~')).filter(|id| *id != "-").map(str::as_bytes);
-            comparison.record(topic, &Delivered { partition, offset, id, key: None, is_replay });
+            let offset = *end;
+            let is_replay = id.starts_with('~');
+            let id = Some(id.trim_start_matches('~'))
+                .filter(|id| *id != "-")
+                .map(str::as_bytes);
+            comparison.record(
+                topic,
+                &Delivered {
+                    partition,
+                    offset,
+                    id,
+                    key: None,
+                    is_replay,
+                },
+            );
             *end += 1;
         }
         comparison
@@ -420,13 +545,25 @@ mod tests {
     fn counted(rows: &[GivenRow], records: &str) -> [u64; 6] {
         let total = compared(rows, records).findings().total();
         assert_eq!(total.rows, rows.len() as u64);
-        [total.missing, total.duplicated, total.out_of_order, total.unknown, total.outside, total.replayed]
+        [
+            total.missing,
+            total.duplicated,
+            total.out_of_order,
+            total.unknown,
+            total.outside,
+            total.replayed,
+        ]
     }
 
     const K: Option<&str> = Some("k");
     const L: Option<&str> = Some("l");
     /// Three events of one aggregate, and one of another.
-    const ROWS: &[GivenRow] = &[(0, "t", "1", K, 1), (0, "t", "2", K, 2), (0, "t", "3", K, 3), (0, "t", "4", L, 4)];
+    const ROWS: &[GivenRow] = &[
+        (0, "t", "1", K, 1),
+        (0, "t", "2", K, 2),
+        (0, "t", "3", K, 3),
+        (0, "t", "4", L, 4),
+    ];
 
     #[test]
     fn each_kind_of_difference_between_rows_and_records_is_counted() {
@@ -435,15 +572,35 @@ mod tests {
             ("other keys come whenever", "4 1 2 3", [0; 6]),
             ("nothing there", "", [4, 0, 0, 0, 0, 0]),
             ("one missing", "1 3 4", [1, 0, 0, 0, 0, 0]),
-            ("a copy right behind, and one after others: never out of order", "1 1 2 3 1 4", [0, 2, 0, 0, 0, 0]),
+            (
+                "a copy right behind, and one after others: never out of order",
+                "1 1 2 3 1 4",
+                [0, 2, 0, 0, 0, 0],
+            ),
             ("a copy elsewhere", "1 2 3 4 2@1", [0, 1, 0, 0, 0, 0]),
             ("backwards", "2 1 3 4", [0, 0, 1, 0, 0, 0]),
             ("backwards twice", "3 1 2 4", [0, 0, 2, 0, 0, 0]),
-            ("backwards, and right again behind it", "2 1 2 3 4", [0, 1, 1, 0, 0, 0]),
+            (
+                "backwards, and right again behind it",
+                "2 1 2 3 4",
+                [0, 1, 1, 0, 0, 0],
+            ),
             ("two partitions have no order", "2 1@1 3 4", [0; 6]),
-            ("of no row, and without an id", "1 9 9 - 2 3 4", [0, 0, 0, 3, 0, 0]),
-            ("a replay is no copy, has no order and may be of no row", "1 2 3 ~1 4 ~9 ~-", [0, 0, 0, 0, 0, 3]),
-            ("a replay of what was missing, and what was missing after it", "2 3 4 ~1", [0, 0, 0, 0, 0, 1]),
+            (
+                "of no row, and without an id",
+                "1 9 9 - 2 3 4",
+                [0, 0, 0, 3, 0, 0],
+            ),
+            (
+                "a replay is no copy, has no order and may be of no row",
+                "1 2 3 ~1 4 ~9 ~-",
+                [0, 0, 0, 0, 0, 3],
+            ),
+            (
+                "a replay of what was missing, and what was missing after it",
+                "2 3 4 ~1",
+                [0, 0, 0, 0, 0, 1],
+            ),
             ("of a topic no row goes to", "1@u", [4, 0, 0, 0, 0, 0]),
         ] {
             assert_eq!(counted(ROWS, records), expected, "{what}");
@@ -452,7 +609,12 @@ mod tests {
 
     #[test]
     fn equal_keys_in_different_topics_are_different_aggregates() {
-        let rows = [(0, "t", "1", K, 1), (0, "u", "2", K, 2), (0, "t", "3", K, 3), (0, "u", "4", K, 4)];
+        let rows = [
+            (0, "t", "1", K, 1),
+            (0, "u", "2", K, 2),
+            (0, "t", "3", K, 3),
+            (0, "u", "4", K, 4),
+        ];
         assert_eq!(counted(&rows, "2@u 4@u 1 3"), [0; 6]);
         assert_eq!(counted(&rows, "4@u 2@u 1 3"), [0, 0, 1, 0, 0, 0]);
     }
@@ -460,10 +622,22 @@ mod tests {
     #[test]
     fn rows_without_an_order_a_key_or_different_ranks_are_never_out_of_order() {
         for (what, rows) in [
-            ("an outbox without an order", [(UNORDERED, "t", "1", K, 1), (UNORDERED, "t", "2", K, 2)]),
-            ("rows without a key", [(ORDERED, "t", "1", None, 1), (ORDERED, "t", "2", None, 2)]),
-            ("rows of one rank", [(ORDERED, "t", "1", K, 1), (ORDERED, "t", "2", K, 1)]),
-            ("rows of two outboxes", [(ORDERED, "t", "1", K, 9), (UNORDERED, "t", "2", K, 10)]),
+            (
+                "an outbox without an order",
+                [(UNORDERED, "t", "1", K, 1), (UNORDERED, "t", "2", K, 2)],
+            ),
+            (
+                "rows without a key",
+                [(ORDERED, "t", "1", None, 1), (ORDERED, "t", "2", None, 2)],
+            ),
+            (
+                "rows of one rank",
+                [(ORDERED, "t", "1", K, 1), (ORDERED, "t", "2", K, 1)],
+            ),
+            (
+                "rows of two outboxes",
+                [(ORDERED, "t", "1", K, 9), (UNORDERED, "t", "2", K, 10)],
+            ),
         ] {
             assert_eq!(counted(&rows, "2 1"), [0; 6], "{what}");
         }
@@ -498,28 +672,54 @@ mod tests {
 
     #[test]
     fn examples_are_limited_in_number_and_the_earliest_come_first() {
-        let rows = [(0, "t", "5", K, 5), (0, "t", "1", K, 1), (0, "t", "3", L, 3), (0, "t", "2", K, 2)];
+        let rows = [
+            (0, "t", "5", K, 5),
+            (0, "t", "1", K, 1),
+            (0, "t", "3", L, 3),
+            (0, "t", "2", K, 2),
+        ];
         let mut comparison = compared(&rows, "7@2 -@2");
         comparison.unroutable(1, b"\xff", "why".to_owned());
         let found = comparison.findings();
-        let ids =
-            |list: &[Example]| list.iter().map(|example| example.id.clone().unwrap_or_default()).collect::<Vec<_>>();
+        let ids = |list: &[Example]| {
+            list.iter()
+                .map(|example| example.id.clone().unwrap_or_default())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(ids(&found.missing), ["1", "2", "3"]);
         assert_eq!(found.missing[2].key.as_deref(), Some("l"));
         assert_eq!((found.total().missing, found.unroutable), (4, 1));
         assert_eq!(ids(&found.unknown), ["", "7"]);
-        assert_eq!((found.unknown[1].partition, found.unknown[1].offset), (Some(2), Some(0)));
+        assert_eq!(
+            (found.unknown[1].partition, found.unknown[1].offset),
+            (Some(2), Some(0))
+        );
         assert_eq!(ids(&found.unroutable_rows), ["\u{fffd}"]);
 
         let found = compared(ROWS, "3 2 2").findings();
-        let [late] = found.out_of_order.as_slice() else { panic!("{found:?}") };
-        assert_eq!((late.id.as_deref(), late.offset, late.behind_offset), (Some("2"), Some(1), Some(0)));
-        assert_eq!((found.duplicated[0].outbox.as_deref(), found.duplicated[0].offset), (Some("a"), Some(2)));
+        let [late] = found.out_of_order.as_slice() else {
+            panic!("{found:?}")
+        };
+        assert_eq!(
+            (late.id.as_deref(), late.offset, late.behind_offset),
+            (Some("2"), Some(1), Some(0))
+        );
+        assert_eq!(
+            (
+                found.duplicated[0].outbox.as_deref(),
+                found.duplicated[0].offset
+            ),
+            (Some("a"), Some(2))
+        );
     }
 
     #[test]
     fn each_outbox_and_topic_has_its_counts_and_strays_count_with_the_first() {
-        let rows = [(1, "t", "1", K, 1), (0, "t", "2", K, 1), (0, "u", "3", K, 2)];
+        let rows = [
+            (1, "t", "1", K, 1),
+            (0, "t", "2", K, 1),
+            (0, "u", "3", K, 2),
+        ];
         let found = compared(&rows, "1 9 3@u").findings();
         let flows: Vec<_> = found
             .flows
@@ -534,7 +734,14 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(flows, [("b", "t", false, 2, 0), ("a", "t", true, 0, 1), ("a", "u", true, 1, 0)]);
+        assert_eq!(
+            flows,
+            [
+                ("b", "t", false, 2, 0),
+                ("a", "t", true, 0, 1),
+                ("a", "u", true, 1, 0)
+            ]
+        );
         assert_eq!(found.flows[0].counts.unknown, 1);
     }
 
@@ -562,7 +769,10 @@ mod tests {
 
     #[test]
     fn uuids_and_numbers_are_stored_without_an_allocation() {
-        assert!(matches!(Name::of(b"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11"), Name::Uuid(_)));
+        assert!(matches!(
+            Name::of(b"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11"),
+            Name::Uuid(_)
+        ));
         assert!(matches!(Name::of(b"42"), Name::Number(42)));
         assert_eq!(size_of::<Name>(), 24);
     }

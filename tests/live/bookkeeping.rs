@@ -1,6 +1,6 @@
-//! P13, P12: three teams' tables run by their own status columns, with the configurations of `examples/`: what is
-//! pending is published, what was published is marked as the team marks it, and the queries of their documents stay
-//! true.
+//! P13, P12: three teams' tables run by their own status columns, with the configurations of
+//! `examples/`: what is pending is published, what was published is marked as the team marks it,
+//! and the queries of their documents stay true.
 
 mod backlog;
 mod crashes;
@@ -26,7 +26,8 @@ struct Team {
     table: &'static str,
     schema: &'static str,
     config: &'static str,
-    /// The topic of the configuration, to be replaced by one of the test's own; none where each type has its own.
+    /// The topic of the configuration, to be replaced by one of the test's own; none where each
+    /// type has its own.
     topic: Option<&'static str>,
     id_header: &'static str,
     /// The body of `emit(kind, aggregate_, filling)`, once `v` is the aggregate's next version.
@@ -69,7 +70,8 @@ const PUBLISHED: Team = Team {
     config: include_str!("../../examples/outbox-published/walrelay.toml"),
     topic: Some("domain-events"),
     id_header: "id",
-    insert: "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at, published)
+    insert: "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at, \
+             published)
              values (gen_random_uuid(), aggregate_, 'Changed', jsonb_build_object('v', v, 'filling', repeat('x', filling)),
                      '{\"tenant_id\": \"clinic-7\"}', clock_timestamp() at time zone 'UTC', false);",
     rows: "select id::text, aggregate_id, (event_data->>'v')::bigint, event_data::text from outbox",
@@ -111,7 +113,8 @@ fn in_the_other_mode(shows: fn(&'static Team, &str)) {
     shows(&WALLET, "poll");
 }
 
-/// A team's table on servers, with a configuration that differs from the example's in nothing but the topic.
+/// A team's table on servers, with a configuration that differs from the example's in nothing but
+/// the topic.
 struct Outbox {
     world: World,
     team: &'static Team,
@@ -142,15 +145,26 @@ impl Outbox {
             team.schema, team.insert
         ));
         let own = |topic: &str| format!("{}.{topic}", world.name);
-        let config = team.topic.map_or_else(|| team.config.to_owned(), |topic| team.config.replace(topic, &own(topic)));
-        Outbox { world, team, config }
+        let config = team.topic.map_or_else(
+            || team.config.to_owned(),
+            |topic| team.config.replace(topic, &own(topic)),
+        );
+        Outbox {
+            world,
+            team,
+            config,
+        }
     }
 
     /// With publication and slot, as `walrelay setup` makes them.
     #[track_caller]
     fn with_slot(team: &'static Team) -> Outbox {
         let outbox = Outbox::new(team);
-        outbox.world.command("setup").config_file(&outbox.config).succeed();
+        outbox
+            .world
+            .command("setup")
+            .config_file(&outbox.config)
+            .succeed();
         outbox
     }
 
@@ -158,13 +172,20 @@ impl Outbox {
     #[track_caller]
     fn with_publication(team: &'static Team) -> Outbox {
         let outbox = Outbox::new(team);
-        let (name, table) = (&outbox.world.name, team.table);
-        outbox.sql().run(&format!("create publication walrelay_{name} for table {table} with (publish = 'insert')"));
+        let name = &outbox.world.name;
+        let table = team.table;
+        outbox.sql().run(&format!(
+            "create publication walrelay_{name} for table {table} with (publish = 'insert')"
+        ));
         outbox
     }
 
     fn in_mode(mode: &str, team: &'static Team) -> Outbox {
-        if mode == "poll" { Outbox::new(team) } else { Outbox::with_slot(team) }
+        if mode == "poll" {
+            Outbox::new(team)
+        } else {
+            Outbox::with_slot(team)
+        }
     }
 
     fn sql(&self) -> Sql {
@@ -172,7 +193,10 @@ impl Outbox {
     }
 
     fn run(&self, mode: &str) -> RelayCommand {
-        self.world.run().config_file(&self.config).option("--mode", mode)
+        self.world
+            .run()
+            .config_file(&self.config)
+            .option("--mode", mode)
     }
 
     /// Commits one event.
@@ -184,25 +208,35 @@ impl Outbox {
     /// How many rows there are of which this is true.
     #[track_caller]
     fn count(&self, condition: &str) -> i64 {
-        self.sql().number(&format!("select count(*) from {} where {condition}", self.team.table))
+        self.sql().number(&format!(
+            "select count(*) from {} where {condition}",
+            self.team.table
+        ))
     }
 
     fn topics(&self) -> Vec<String> {
         match self.team.topic {
             Some(topic) => vec![format!("{}.{topic}", self.world.name)],
-            None => (0..3).map(|kind| format!("{}-out-0", self.world.kind(kind))).collect(),
+            None => (0..3)
+                .map(|kind| format!("{}-out-0", self.world.kind(kind)))
+                .collect(),
         }
     }
 
     fn delivered(&self) -> i64 {
-        self.topics().iter().map(|topic| topic::count(&self.world.brokers, topic)).sum()
+        self.topics()
+            .iter()
+            .map(|topic| topic::count(&self.world.brokers, topic))
+            .sum()
     }
 
     /// Every record, with its topic.
     fn records(&self) -> Vec<(String, Record)> {
         let read = |topic: String| {
             let records = topic::read(&self.world.brokers, &topic);
-            records.into_iter().map(move |record| (topic.clone(), record))
+            records
+                .into_iter()
+                .map(move |record| (topic.clone(), record))
         };
         self.topics().into_iter().flat_map(read).collect()
     }
@@ -210,27 +244,35 @@ impl Outbox {
     /// The records of one row.
     fn records_of(&self, id: &str) -> Vec<Record> {
         let records = self.records().into_iter().map(|(_, record)| record);
-        records.filter(|record| record.header(self.team.id_header) == id).collect()
+        records
+            .filter(|record| record.header(self.team.id_header) == id)
+            .collect()
     }
 
-    /// What of the rows for which `condition` holds, and no others, was published. Stop the writers first.
+    /// What of the rows for which `condition` holds, and no others, was published. Stop the writers
+    /// first.
     #[track_caller]
     fn check(&self, condition: &str) -> Findings {
-        let rows = self.sql().rows(&format!("{} where {condition}", self.team.rows), &[]);
+        let rows = self
+            .sql()
+            .rows(&format!("{} where {condition}", self.team.rows), &[]);
         let topics = self.topics();
         // Where a team has a topic for each kind, a row's kind is in its aggregate.
         let of = |row: &Row| {
             let aggregate: &str = row.get(1);
             let kind = aggregate.rsplit_once('-').map_or("", |(kind, _)| kind);
-            let topic = topics.iter().find(|topic| topics.len() == 1 || topic.starts_with(kind));
+            let topic = topics
+                .iter()
+                .find(|topic| topics.len() == 1 || topic.starts_with(kind));
             committed(topic.map_or("", String::as_str), row)
         };
         let rows: Vec<Committed> = rows.iter().map(of).collect();
-        self.world.verify(&rows, &topics, |record| record.header(self.team.id_header))
+        self.world
+            .verify(&rows, &topics, |record| record.header(self.team.id_header))
     }
 
-    /// Waits until nothing is pending; then every row was published and is marked as its team does. Gives the findings, which
-    /// are sound.
+    /// Waits until nothing is pending; then every row was published and is marked as its team does.
+    /// Gives the findings, which are sound.
     #[track_caller]
     fn settled(&self) -> Findings {
         let findings = self.all_marked();
@@ -238,11 +280,13 @@ impl Outbox {
         findings
     }
 
-    /// The same where rows are read from the table: their order is what the team orders by, as far as that tells.
+    /// The same where rows are read from the table: their order is what the team orders by, as far
+    /// as that tells.
     #[track_caller]
     fn settled_in_team_order(&self) -> Findings {
         let mut findings = self.all_marked();
-        let (table, order) = (self.team.table, self.team.order);
+        let table = self.team.table;
+        let order = self.team.order;
         let sql = self.sql();
         findings.out_of_order.retain(|(first, second)| {
             let told = format!(
@@ -257,8 +301,17 @@ impl Outbox {
 
     #[track_caller]
     fn all_marked(&self) -> Findings {
-        eventually("nothing is pending", ARRIVAL, || self.count(self.team.pending), |rows| *rows == 0);
-        assert_eq!(self.count(&format!("not coalesce({}, false)", self.team.sent)), 0, "rows marked in another way");
+        eventually(
+            "nothing is pending",
+            ARRIVAL,
+            || self.count(self.team.pending),
+            |rows| *rows == 0,
+        );
+        assert_eq!(
+            self.count(&format!("not coalesce({}, false)", self.team.sent)),
+            0,
+            "rows marked in another way"
+        );
         self.check("true")
     }
 }

@@ -14,7 +14,12 @@ fn a_relay_killed_while_one_topic_stalls_loses_nothing() {
     let (kafka, second) = Kafka::pair();
     let world = World::on(Postgres::shared(), kafka.brokers());
     let nodes = [1; PARTITIONS as usize];
-    topic::create_on(&world.brokers, "walrelay-state", &[1], &[("cleanup.policy", "compact")]);
+    topic::create_on(
+        &world.brokers,
+        "walrelay-state",
+        &[1],
+        &[("cleanup.policy", "compact")],
+    );
     topic::create_on(&world.brokers, &world.topic(0), &nodes, &[]);
     topic::create_on(&world.brokers, &world.topic(1), &nodes.map(|_| SECOND), &[]);
     topic::create_on(&world.brokers, &world.topic(2), &nodes, &[]);
@@ -29,17 +34,29 @@ fn a_relay_killed_while_one_topic_stalls_loses_nothing() {
     second.freeze();
     world.emit_to(&sql, 1, "a");
     let behind = world.wal();
-    let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+    let writers = world.workload(&Plan {
+        writers: 6,
+        ..Plan::default()
+    });
     eventually(
         "other topics go on",
         ARRIVAL,
-        || topic::count(&world.brokers, &world.topic(0)) + topic::count(&world.brokers, &world.topic(2)),
+        || {
+            topic::count(&world.brokers, &world.topic(0))
+                + topic::count(&world.brokers, &world.topic(2))
+        },
         |records| *records >= 300,
     );
-    assert!(world.confirmed() < behind, "confirmed behind an event that was never acked");
+    assert!(
+        world.confirmed() < behind,
+        "confirmed behind an event that was never acked"
+    );
 
     relay.kill_hard();
-    assert!(world.confirmed() < behind, "confirmed behind an event that was never acked");
+    assert!(
+        world.confirmed() < behind,
+        "confirmed behind an event that was never acked"
+    );
     writers.stop();
     second.thaw();
     let _relay = world.relay();
@@ -65,14 +82,25 @@ fn a_relay_killed_without_any_ack_loses_nothing() {
     writers.wait_for(150);
     writers.stop();
     let goal = world.wal();
-    eventually("records without acks", ARRIVAL, || world.delivered(), |records| *records > acked);
+    eventually(
+        "records without acks",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records > acked,
+    );
     assert!(world.confirmed() < goal, "confirmed without an ack");
     relay.kill_hard();
 
     // One that looks into the topics finds them there.
-    let _relay = world.run().variable("WALRELAY_DELIVERY_READ_TAILS", "never").start();
+    let _relay = world
+        .run()
+        .variable("WALRELAY_DELIVERY_READ_TAILS", "never")
+        .start();
     let findings = world.assert_all_delivered();
-    assert!(findings.duplicates > 0, "records that were in the topic without an ack have to come again");
+    assert!(
+        findings.duplicates > 0,
+        "records that were in the topic without an ack have to come again"
+    );
 }
 
 #[test]

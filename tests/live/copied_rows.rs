@@ -1,4 +1,5 @@
-//! P12: rows whose transaction column has the transaction of another row: copied, moved between partitions, restored.
+//! P12: rows whose transaction column has the transaction of another row: copied, moved between
+//! partitions, restored.
 
 use std::time::Duration;
 
@@ -41,12 +42,19 @@ fn emit(world: &World, sql: &Sql, rows: u32) {
 }
 
 fn delivers(world: &World, relay: &Relay, records: i64) {
-    eventually("they are delivered", ARRIVAL, || world.delivered(), |delivered| *delivered >= records);
+    eventually(
+        "they are delivered",
+        ARRIVAL,
+        || world.delivered(),
+        |delivered| *delivered >= records,
+    );
     assert_eq!(world.delivered(), records, "{}", relay.log());
 }
 
 fn run(world: &World, copied_rows: &str) -> RelayCommand {
-    world.run().option("--set", &format!("outbox.copied_rows={copied_rows}"))
+    world
+        .run()
+        .option("--set", &format!("outbox.copied_rows={copied_rows}"))
 }
 
 const COPIED: &str = "walrelay_copied_rows_total{outbox=\"public.outbox\"}";
@@ -71,11 +79,18 @@ fn copied_rows_of_the_stream_are_published_skipped_or_stop_the_relay() {
     sql.run(out_of_default);
     delivers(&world, &relay, 10);
     let counted = || relay.metric(COPIED);
-    eventually("they are counted", ARRIVAL, counted, |rows| *rows == Some(5.0));
+    eventually("they are counted", ARRIVAL, counted, |rows| {
+        *rows == Some(5.0)
+    });
     // An update that moves a row to another partition is an insert to the publication.
     sql.run("update outbox set day = 2");
     delivers(&world, &relay, 15);
-    assert_eq!(relay.log().matches("rows_copied").count(), 1, "{}", relay.log());
+    assert_eq!(
+        relay.log().matches("rows_copied").count(),
+        1,
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0));
 
     let mut relay = run(&world, "skip").start();
@@ -83,7 +98,12 @@ fn copied_rows_of_the_stream_are_published_skipped_or_stop_the_relay() {
     sql.run("update outbox set day = 1");
     emit(&world, &sql, 1);
     delivers(&world, &relay, 16);
-    eventually("they are counted", ARRIVAL, || relay.metric(COPIED), |rows| *rows == Some(5.0));
+    eventually(
+        "they are counted",
+        ARRIVAL,
+        || relay.metric(COPIED),
+        |rows| *rows == Some(5.0),
+    );
     world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(EXIT), Some(0));
 
@@ -91,27 +111,45 @@ fn copied_rows_of_the_stream_are_published_skipped_or_stop_the_relay() {
     let mut relay = run(&world, "stop").start();
     assert_eq!(relay.wait_exit(EXIT), Some(20), "{}", relay.log());
     let log = relay.log();
-    assert!(last_words(&log).1.contains("set outbox.copied_rows to \"publish\""), "{log}");
+    assert!(
+        last_words(&log)
+            .1
+            .contains("set outbox.copied_rows to \"publish\""),
+        "{log}"
+    );
     let pending = |copied_rows: &str| {
-        let pending = world.command("pending").option("--set", &format!("outbox.copied_rows={copied_rows}"));
-        let told: serde_json::Value = serde_json::from_str(&pending.flag("--json").succeed()).unwrap();
+        let pending = world
+            .command("pending")
+            .option("--set", &format!("outbox.copied_rows={copied_rows}"));
+        let told: serde_json::Value =
+            serde_json::from_str(&pending.flag("--json").succeed()).unwrap();
         told["events"].as_u64()
     };
     assert_eq!((pending("publish"), pending("skip")), (Some(1), Some(0)));
     let mut relay = run(&world, "skip").start();
     world.wait_confirmed(ARRIVAL);
-    assert_eq!((relay.terminate(EXIT), world.delivered()), (Some(0), 16), "{}", relay.log());
+    assert_eq!(
+        (relay.terminate(EXIT), world.delivered()),
+        (Some(0), 16),
+        "{}",
+        relay.log()
+    );
 }
 
 #[test]
 fn copied_rows_are_polled_once_whatever_their_column_says() {
     let world = World::keeping();
-    let (sql, open) = (world.sql(), world.sql());
+    let sql = world.sql();
+    let open = world.sql();
     // Its bulk is older than the relay.
     emit(&world, &sql, 2);
     stage(&world, &sql);
     let often = "[poll]\nidle_interval = \"200ms\"\n";
-    let poll = |copied_rows| run(&world, copied_rows).option("--mode", "poll").config_file(often);
+    let poll = |copied_rows| {
+        run(&world, copied_rows)
+            .option("--mode", "poll")
+            .config_file(often)
+    };
     let mut relay = poll("publish").start();
     relay.wait_ready();
     delivers(&world, &relay, 2);
@@ -122,19 +160,37 @@ fn copied_rows_are_polled_once_whatever_their_column_says() {
     sql.run("update staging set id = gen_random_uuid(); begin; savepoint a");
     sql.run(MOVE);
     sql.run("release a");
-    let polls = || relay.metric("walrelay_table_scan_seconds_count").unwrap_or_default();
+    let polls = || {
+        relay
+            .metric("walrelay_table_scan_seconds_count")
+            .unwrap_or_default()
+    };
     let before = polls();
-    eventually("polls go on", ARRIVAL, polls, |polls| *polls > before + 12.0);
+    eventually("polls go on", ARRIVAL, polls, |polls| {
+        *polls > before + 12.0
+    });
     sql.run("commit");
     delivers(&world, &relay, 22);
     let before = polls();
-    eventually("polls go on", ARRIVAL, polls, |polls| *polls > before + 12.0);
-    assert_eq!(world.delivered(), 22, "beside the open transaction they are found again: {}", relay.log());
+    eventually("polls go on", ARRIVAL, polls, |polls| {
+        *polls > before + 12.0
+    });
+    assert_eq!(
+        world.delivered(),
+        22,
+        "beside the open transaction they are found again: {}",
+        relay.log()
+    );
     assert_eq!(relay.metric(COPIED), Some(20.0));
     open.run("commit");
-    // A rewrite that holds its lock for longer than a session waits: the next one knows the files of the table.
-    open.run("begin; alter table outbox alter aggregatetype type varchar(255) using lower(aggregatetype)");
-    let sessions = "from pg_stat_activity where datname = current_database() and application_name like 'walrelay/%'";
+    // A rewrite that holds its lock for longer than a session waits: the next one knows the files
+    // of the table.
+    open.run(
+        "begin; alter table outbox alter aggregatetype type varchar(255) using \
+              lower(aggregatetype)",
+    );
+    let sessions = "from pg_stat_activity where datname = current_database() and application_name \
+                    like 'walrelay/%'";
     sql.run(&format!("select pg_terminate_backend(pid) {sessions}"));
     let ended = || relay.log().contains("postgres_disconnected");
     eventually("its session ends", ARRIVAL, ended, |ended| *ended);
@@ -143,7 +199,12 @@ fn copied_rows_are_polled_once_whatever_their_column_says() {
     delivers(&world, &relay, 23);
     let before = polls();
     eventually("polls go on", ARRIVAL, polls, |polls| *polls > before + 2.0);
-    assert_eq!((world.delivered(), relay.metric(COPIED)), (23, Some(20.0)), "{}", relay.log());
+    assert_eq!(
+        (world.delivered(), relay.metric(COPIED)),
+        (23, Some(20.0)),
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     sql.run("update staging set id = gen_random_uuid()");
@@ -189,7 +250,8 @@ fn restore(world: &World, sql: &Sql, ahead: u32) {
 /// As many transactions as the restored rows are ahead.
 fn pass(sql: &Sql, transactions: u32) {
     sql.run(&format!(
-        "do $$ begin for n in 1..{transactions} loop perform pg_current_xact_id(); commit; end loop; end $$"
+        "do $$ begin for n in 1..{transactions} loop perform pg_current_xact_id(); commit; end \
+         loop; end $$"
     ));
 }
 
@@ -205,29 +267,61 @@ fn restored_rows_are_published_once_when_the_counter_reaches_their_transaction()
     // The remedy, pasted.
     restore(&world, &sql, 900_000);
     delivers(&world, &relay, 45);
-    let command = world.command("doctor").option("--brokers", &world.brokers).option("--mode", "poll");
-    let (found, remedy) = ("the xid of 40 rows, such as the one with id ", "counts no event: update ");
+    let command = world
+        .command("doctor")
+        .option("--brokers", &world.brokers)
+        .option("--mode", "poll");
+    let found = "the xid of 40 rows, such as the one with id ";
+    let remedy = "counts no event: update ";
     let fix = Checks::of(&command).has("recovery", "warning", found, remedy);
-    let check = RelayCommand::new("config").flag("check").option("--database-url", &world.database_url);
-    let check = check.option("--slot", &world.name).option("--brokers", &world.brokers).option("--mode", "poll");
-    assert!(check.succeed().contains("of 40 rows"), "{}", check.succeed());
+    let check = RelayCommand::new("config")
+        .flag("check")
+        .option("--database-url", &world.database_url);
+    let check = check
+        .option("--slot", &world.name)
+        .option("--brokers", &world.brokers)
+        .option("--mode", "poll");
+    assert!(
+        check.succeed().contains("of 40 rows"),
+        "{}",
+        check.succeed()
+    );
     sql.run(fix.split_once("counts no event: ").expect("a statement").1);
-    assert!(!check.succeed().contains("of another server"), "{}", check.succeed());
-    throughout("they are not published again", Duration::from_secs(2), || world.delivered() == 45);
+    assert!(
+        !check.succeed().contains("of another server"),
+        "{}",
+        check.succeed()
+    );
+    throughout(
+        "they are not published again",
+        Duration::from_secs(2),
+        || world.delivered() == 45,
+    );
     restore(&world, &sql, 2_000);
     delivers(&world, &relay, 65);
     for _ in 0..5 {
         pass(&sql, 500);
-        throughout("they are not published again", Duration::from_millis(300), || world.delivered() == 65);
+        throughout(
+            "they are not published again",
+            Duration::from_millis(300),
+            || world.delivered() == 65,
+        );
     }
-    assert_eq!(sql.number("select count(*) from outbox where xid >= pg_snapshot_xmax(pg_current_snapshot())"), 0);
+    assert_eq!(
+        sql.number(
+            "select count(*) from outbox where xid >= pg_snapshot_xmax(pg_current_snapshot())"
+        ),
+        0
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]
 fn a_marked_row_and_a_copied_one_are_told_apart_by_pending_only() {
     let world = World::keeping();
-    world.sql().run("alter table outbox add column published_at timestamptz");
+    world
+        .sql()
+        .run("alter table outbox add column published_at timestamptz");
     let run = world.run().option("--mode", "poll");
     let mark = "[outbox]\nmark = \"published_at = now()\"\n";
     let run = run.config_file(mark);
@@ -235,7 +329,9 @@ fn a_marked_row_and_a_copied_one_are_told_apart_by_pending_only() {
     let log = told(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{log}");
     assert!(last_words(&log).1.contains("set outbox.pending"), "{log}");
-    let mut relay = run.config_file(&format!("{mark}pending = \"published_at is null\"\n")).start();
+    let mut relay = run
+        .config_file(&format!("{mark}pending = \"published_at is null\"\n"))
+        .start();
     relay.wait_ready();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

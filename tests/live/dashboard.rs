@@ -1,4 +1,5 @@
-//! docs/reference/metrics.md: each query of the dashboard returns data from a Prometheus that scrapes relays.
+//! docs/reference/metrics.md: each query of the dashboard returns data from a Prometheus that
+//! scrapes relays.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -33,14 +34,22 @@ retention = "1d"
 /// The installed one, or that of `scripts/check-alerts`.
 fn prometheus() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let unpacked = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/check-alerts/usr/bin"));
-    let mut programs = std::env::split_paths(&path).chain([unpacked]).map(|folder| folder.join("prometheus"));
-    programs.find(|program| program.is_file()).expect("run `make alerts`, which fetches Prometheus")
+    let unpacked = PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/target/check-alerts/usr/bin"
+    ));
+    let mut programs = std::env::split_paths(&path)
+        .chain([unpacked])
+        .map(|folder| folder.join("prometheus"));
+    programs
+        .find(|program| program.is_file())
+        .expect("run `make alerts`, which fetches Prometheus")
 }
 
 /// A Prometheus that scrapes these ports every second.
 fn scraping(ports: &[u16]) -> Relay {
-    let (folder, port) = (run_directory().join("prometheus"), free_port());
+    let folder = run_directory().join("prometheus");
+    let port = free_port();
     std::fs::create_dir(&folder).expect("a directory for Prometheus");
     let target = |(number, port): (usize, &u16)| json!({"targets": [format!("127.0.0.1:{port}")], "labels": {"instance": format!("relay-{}", number + 1)}});
     let targets: Vec<Value> = ports.iter().enumerate().map(target).collect();
@@ -52,9 +61,15 @@ fn scraping(ports: &[u16]) -> Relay {
     std::fs::write(&file, configuration.to_string()).expect("prometheus.yml");
     let mut command = Command::new(prometheus());
     command.arg(format!("--config.file={}", file.display()));
-    command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
+    command.arg(format!(
+        "--storage.tsdb.path={}",
+        folder.join("data").display()
+    ));
     command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
-    Relay { process: Process::start("prometheus", command, &folder.join("log")), port }
+    Relay {
+        process: Process::start("prometheus", command, &folder.join("log")),
+        port,
+    }
 }
 
 /// The number of moments at which `query` returned data. None without an answer.
@@ -75,18 +90,33 @@ fn dashboard() -> Value {
     serde_json::from_str(include_str!("../../deploy/grafana/walrelay.json")).unwrap()
 }
 
-/// Draws the panels at their places, with the data of their queries since `begun`, and keeps the picture.
+/// Draws the panels at their places, with the data of their queries since `begun`, and keeps the
+/// picture.
 fn draw(prometheus: &Relay, begun: SystemTime) {
-    let Some(mut browser) = Browser::start() else { return };
-    let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
+    let seconds = |time: SystemTime| {
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_secs()
+    };
     let url = format!("http://127.0.0.1:{}", prometheus.port);
-    let given =
-        json!({"dashboard": dashboard(), "prometheus": url, "from": seconds(begun), "to": seconds(SystemTime::now())});
+    let given = json!({"dashboard": dashboard(), "prometheus": url, "from": seconds(begun), "to": seconds(SystemTime::now())});
     let file = run_directory().join("panels.html");
-    std::fs::write(&file, include_str!("dashboard/panels.html").replace("GIVEN", &given.to_string())).unwrap();
+    std::fs::write(
+        &file,
+        include_str!("dashboard/panels.html").replace("GIVEN", &given.to_string()),
+    )
+    .unwrap();
     browser.look(1400, 2190, "dark");
     browser.open(&format!("file://{}", file.display()));
-    eventually("the panels are drawn", LIMIT, || browser.evaluate("document.body?.className"), |name| name == "done");
+    eventually(
+        "the panels are drawn",
+        LIMIT,
+        || browser.evaluate("document.body?.className"),
+        |name| name == "done",
+    );
     assert_eq!(browser.complaints, [""; 0]);
     keep_picture(&mut browser, "dashboard.png");
 }
@@ -95,9 +125,17 @@ fn draw(prometheus: &Relay, begun: SystemTime) {
 fn queries() -> Vec<String> {
     let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap().iter();
-    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let targets = panels
+        .filter_map(|panel| panel["targets"].as_array())
+        .flatten();
     let expressions = targets.map(|target| target["expr"].as_str().unwrap());
-    expressions.map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "10s")).collect()
+    expressions
+        .map(|query| {
+            query
+                .replace("$instance", ".*")
+                .replace("$__rate_interval", "10s")
+        })
+        .collect()
 }
 
 #[test]
@@ -109,27 +147,53 @@ fn each_query_of_the_dashboard_returns_data() {
     world.setup();
     let sql = world.sql();
     sql.run("alter table outbox add status text not null default 'NEW', add sent_at timestamptz");
-    topic::create(&world.brokers, &world.topic(0), 1, &[("max.message.bytes", "1000")]);
+    topic::create(
+        &world.brokers,
+        &world.topic(0),
+        1,
+        &[("max.message.bytes", "1000")],
+    );
     let mut relay = world.run().config_file(OUTBOX).start();
     relay.wait_ready();
     let once = World::on(&postgres, Kafka::shared().brokers());
     let mut second = once.run().option("--guarantee", "exactly-once").start();
     second.wait_ready();
-    let (prometheus, begun) = (scraping(&[relay.port, second.port]), SystemTime::now());
+    let prometheus = scraping(&[relay.port, second.port]);
+    let begun = SystemTime::now();
 
-    let plan = Plan { pause: Duration::from_millis(50), ..Plan::default() };
-    let (writers, others) = (world.workload(&plan), once.workload(&plan));
-    sql.run(&format!("select emit('{}', 'too-large', 3000)", world.kind(0)));
+    let plan = Plan {
+        pause: Duration::from_millis(50),
+        ..Plan::default()
+    };
+    let writers = world.workload(&plan);
+    let others = once.workload(&plan);
+    sql.run(&format!(
+        "select emit('{}', 'too-large', 3000)",
+        world.kind(0)
+    ));
     let parked = || relay.metric("walrelay_waiting_events");
-    eventually("an event is parked", ARRIVAL, parked, |parked| *parked > Some(0.0));
+    eventually("an event is parked", ARRIVAL, parked, |parked| {
+        *parked > Some(0.0)
+    });
     // Some time makes a better picture.
-    let pause = |seconds| pictures().into_iter().for_each(|_| std::thread::sleep(Duration::from_secs(seconds)));
+    let pause = |seconds| {
+        pictures()
+            .into_iter()
+            .for_each(|_| std::thread::sleep(Duration::from_secs(seconds)))
+    };
     pause(60);
     proxy.refuse();
     pause(20);
-    // The outage has to last until Prometheus has seen it. A relay with a new producer, too, is not connected for a
-    // moment, which is no error.
-    let has_data = |query: &str| eventually(query, LIMIT, || moments(&prometheus, query), |data| *data > Some(0.0));
+    // The outage has to last until Prometheus has seen it. A relay with a new producer, too, is not
+    // connected for a moment, which is no error.
+    let has_data = |query: &str| {
+        eventually(
+            query,
+            LIMIT,
+            || moments(&prometheus, query),
+            |data| *data > Some(0.0),
+        )
+    };
     has_data("increase(walrelay_errors_total[10s]) > 0");
     has_data("walrelay_intake_closed == 1");
     proxy.resume();

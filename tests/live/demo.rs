@@ -13,18 +13,37 @@ use crate::support::world::ARRIVAL;
 
 #[test]
 fn the_demo_verifies_a_run_on_named_brokers_and_deletes_its_topics() {
-    let (brokers, seed) = (Kafka::shared().brokers(), fastrand::u32(..).to_string());
-    let demo = RelayCommand::new("demo").option("--brokers", brokers).option("--seed", &seed).flag("--json");
-    let report = demo.option("--seconds", "1").option("--writers", "3").option("--rate", "200").succeed();
+    let brokers = Kafka::shared().brokers();
+    let seed = fastrand::u32(..).to_string();
+    let demo = RelayCommand::new("demo")
+        .option("--brokers", brokers)
+        .option("--seed", &seed)
+        .flag("--json");
+    let report = demo
+        .option("--seconds", "1")
+        .option("--writers", "3")
+        .option("--rate", "200")
+        .succeed();
     let report: Value = serde_json::from_str(&report).unwrap();
-    assert_eq!((&report["verified"], &report["broker"]), (&true.into(), &"named".into()), "{report}");
+    assert_eq!(
+        (&report["verified"], &report["broker"]),
+        (&true.into(), &"named".into()),
+        "{report}"
+    );
     assert!(report["committed"].as_u64() > Some(0), "{report}");
     let consumer = topic::consumer(brokers);
     let left = || {
-        let metadata = consumer.fetch_metadata(None, Duration::from_secs(10)).ok()?;
-        let of_the_run = metadata.topics().iter().filter(|topic| topic.name().contains(&format!("-demo-{seed}-")));
+        let metadata = consumer
+            .fetch_metadata(None, Duration::from_secs(10))
+            .ok()?;
+        let of_the_run = metadata
+            .topics()
+            .iter()
+            .filter(|topic| topic.name().contains(&format!("-demo-{seed}-")));
         Some(of_the_run.count())
     };
-    eventually("no topic of the run is left", ARRIVAL, left, |left| *left == Some(0));
+    eventually("no topic of the run is left", ARRIVAL, left, |left| {
+        *left == Some(0)
+    });
     topic::close(consumer);
 }

@@ -1,4 +1,5 @@
-//! P14: with `guarantee = "exactly-once"`, who reads what is committed sees every event once and in order, whatever fails.
+//! P14: with `guarantee = "exactly-once"`, who reads what is committed sees every event once and in
+//! order, whatever fails.
 
 mod faults;
 mod rate;
@@ -39,7 +40,11 @@ fn exactly_once_delivers_each_event_once_across_a_restart() {
     let mut first = relay(&world);
     let writers = world.workload(&Plan::default());
     writers.wait_for(200);
-    let status = first.asked_by(world.command("status")).flag("--json").output().stdout;
+    let status = first
+        .asked_by(world.command("status"))
+        .flag("--json")
+        .output()
+        .stdout;
     let status: serde_json::Value = serde_json::from_slice(&status).unwrap();
     assert_eq!(status["guarantee"], "exactly-once", "{status}");
     assert_eq!(first.terminate(EXIT), Some(0), "{}", first.log());
@@ -49,8 +54,15 @@ fn exactly_once_delivers_each_event_once_across_a_restart() {
     writers.stop();
     assert_once(&world);
     world.wait_confirmed(ARRIVAL);
-    let count = |name: &str| second.metric(&format!("walrelay_{name}")).unwrap_or_default();
-    assert!(count("committed_transactions_total") > 0.0 && count("transaction_commit_seconds_count") > 0.0);
+    let count = |name: &str| {
+        second
+            .metric(&format!("walrelay_{name}"))
+            .unwrap_or_default()
+    };
+    assert!(
+        count("committed_transactions_total") > 0.0
+            && count("transaction_commit_seconds_count") > 0.0
+    );
     eventually(
         "all that is acked is committed",
         ARRIVAL,
@@ -63,7 +75,10 @@ fn exactly_once_delivers_each_event_once_across_a_restart() {
 #[test]
 fn exactly_once_delivers_each_event_once_across_kills_under_load() {
     let world = World::new();
-    let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+    let writers = world.workload(&Plan {
+        writers: 6,
+        ..Plan::default()
+    });
     let mut chance = generator("exactly once");
     for round in 0..from_environment("WALRELAY_TEST_RESTARTS", 5) {
         let mut relay = relay(&world);
@@ -86,13 +101,21 @@ fn exactly_once_delivers_each_event_once_across_a_kill_at_each_failpoint() {
     let world = World::new();
     let mut chance = generator("exactly once, points");
     // At its end there is nothing left to bring.
-    for point in POINTS.into_iter().chain(TRANSACTION_POINTS).filter(|point| *point != "confirmed") {
+    for point in POINTS
+        .into_iter()
+        .chain(TRANSACTION_POINTS)
+        .filter(|point| *point != "confirmed")
+    {
         let passings = match point {
             "received" | "assembled" | "enqueued" | "acked" => chance.u32(0..=300),
             _ => chance.u32(0..=6),
         };
         eprintln!("killed at {point} after {passings} passings");
-        let writers = world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
+        let writers = world.workload(&Plan {
+            writers: 3,
+            aggregates: 8,
+            ..Plan::default()
+        });
         run(&world).killed_at(point, passings).start().wait_killed();
         writers.wait_for(5);
         writers.stop();
@@ -105,7 +128,9 @@ fn exactly_once_delivers_each_event_once_across_a_kill_at_each_failpoint() {
 /// Rows of one transaction, of many aggregates, each with a version.
 fn one_transaction(world: &World, rows: u32) {
     let kind = world.kind(0);
-    world.sql().run(&format!("select emit('{kind}', 'a' || n % 7, 20) from generate_series(1, {rows}) n"));
+    world.sql().run(&format!(
+        "select emit('{kind}', 'a' || n % 7, 20) from generate_series(1, {rows}) n"
+    ));
 }
 
 #[test]
@@ -114,12 +139,18 @@ fn a_postgres_transaction_over_several_kafka_transactions_resumes_inside() {
     let small = "[delivery]\ntransaction_max_events = 500\n";
     one_transaction(&world, 5_000);
     for passings in [1, 3, 2] {
-        run(&world).config_file(small).killed_at("committing", passings).start().wait_killed();
+        run(&world)
+            .config_file(small)
+            .killed_at("committing", passings)
+            .start()
+            .wait_killed();
     }
     let mut relay = run(&world).config_file(small).start();
     relay.wait_ready();
     assert_once(&world);
-    let stored = relay.metric("walrelay_positions_stored_total").unwrap_or_default();
+    let stored = relay
+        .metric("walrelay_positions_stored_total")
+        .unwrap_or_default();
     assert!(stored >= 4.0, "{stored}: it is not one transaction");
     world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
@@ -130,5 +161,9 @@ fn settings_that_exclude_exactly_once_are_refused_with_a_remedy() {
     let world = World::new();
     let mut relay = run(&world).option("--state-store", "postgres").start();
     assert_eq!(relay.wait_exit(EXIT), Some(2));
-    assert!(relay.log().contains("set state.store to kafka"), "{}", relay.log());
+    assert!(
+        relay.log().contains("set state.store to kafka"),
+        "{}",
+        relay.log()
+    );
 }

@@ -19,7 +19,12 @@ const LOOKED: Duration = Duration::from_secs(40);
 
 #[track_caller]
 fn shows(relay: &Relay, samples: &[(&str, f64)]) {
-    let all = || samples.iter().map(|(name, _)| relay.metric(name)).collect::<Vec<_>>();
+    let all = || {
+        samples
+            .iter()
+            .map(|(name, _)| relay.metric(name))
+            .collect::<Vec<_>>()
+    };
     let expected: Vec<_> = samples.iter().map(|(_, value)| Some(*value)).collect();
     eventually("these samples", LOOKED, all, |values| *values == expected);
 }
@@ -44,27 +49,69 @@ fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
     let failed = r#"walrelay_failed_rows{outbox="public.outbox"}"#;
     let active = ("walrelay_slot_active", 1.0);
     let reserved = (r#"walrelay_slot_wal_status{status="reserved"}"#, 1.0);
-    shows(&relay, &[(&info, 1.0), ("walrelay_ready", 1.0), active, reserved, (unpublished, 0.0), (failed, 1.0)]);
+    shows(
+        &relay,
+        &[
+            (&info, 1.0),
+            ("walrelay_ready", 1.0),
+            active,
+            reserved,
+            (unpublished, 0.0),
+            (failed, 1.0),
+        ],
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     world.emit(&sql, "b");
     let mut exporter = world.command("exporter").config_file(OUTBOX).start();
-    shows(&exporter, &[("walrelay_slot_active", 0.0), reserved, (unpublished, 1.0), (failed, 1.0)]);
-    assert!(exporter.metric("walrelay_lag_bytes") > Some(0.0), "{}", exporter.metrics());
-    assert!(exporter.metric("walrelay_retained_wal_bytes") > Some(0.0), "{}", exporter.metrics());
+    shows(
+        &exporter,
+        &[
+            ("walrelay_slot_active", 0.0),
+            reserved,
+            (unpublished, 1.0),
+            (failed, 1.0),
+        ],
+    );
+    assert!(
+        exporter.metric("walrelay_lag_bytes") > Some(0.0),
+        "{}",
+        exporter.metrics()
+    );
+    assert!(
+        exporter.metric("walrelay_retained_wal_bytes") > Some(0.0),
+        "{}",
+        exporter.metrics()
+    );
     assert_eq!(exporter.metric("walrelay_lag_seconds"), None);
     assert!(exporter.is_ready());
-    assert_eq!(exporter.get("/").map(|(status, _)| status), Some(404), "only a relay has a status page");
+    assert_eq!(
+        exporter.get("/").map(|(status, _)| status),
+        Some(404),
+        "only a relay has a status page"
+    );
 
     // A lock that lasts hides the count and no other metric, and for no longer than it lasts.
-    let (locker, count) = (world.sql(), || exporter.metric(unpublished));
+    let locker = world.sql();
+    let count = || exporter.metric(unpublished);
     locker.run("set idle_in_transaction_session_timeout = '60s'");
     locker.run("begin; lock table outbox in access exclusive mode");
     eventually("the count is absent", LOOKED, count, Option::is_none);
-    assert_eq!(exporter.metric("walrelay_slot_active"), Some(0.0), "{}", exporter.metrics());
+    assert_eq!(
+        exporter.metric("walrelay_slot_active"),
+        Some(0.0),
+        "{}",
+        exporter.metrics()
+    );
     locker.run("rollback");
-    eventually("the count is back", LOOKED, count, |count| *count == Some(1.0));
-    assert!(!exporter.log().contains("rows cannot be counted"), "{}", exporter.log());
+    eventually("the count is back", LOOKED, count, |count| {
+        *count == Some(1.0)
+    });
+    assert!(
+        !exporter.log().contains("rows cannot be counted"),
+        "{}",
+        exporter.log()
+    );
     assert_eq!(exporter.terminate(EXIT), Some(0), "{}", exporter.log());
 }
 
@@ -73,30 +120,58 @@ fn an_exporter_that_cannot_read_the_slot_says_so_once_and_recovers() {
     let world = World::new();
     let proxy = Proxy::before(&Postgres::shared().address());
     proxy.refuse();
-    let exporter = world.command("exporter").option("--database-url", &world.url_through(&proxy)).start();
+    let exporter = world
+        .command("exporter")
+        .option("--database-url", &world.url_through(&proxy))
+        .start();
     let failed = || exporter.metric(r#"walrelay_errors_total{kind="postgres_unreachable"}"#);
-    eventually("two looks failed", LOOKED, failed, |errors| *errors >= Some(2.0));
-    shows(&exporter, &[(r#"walrelay_connection_state{side="postgres"}"#, 0.0)]);
+    eventually("two looks failed", LOOKED, failed, |errors| {
+        *errors >= Some(2.0)
+    });
+    shows(
+        &exporter,
+        &[(r#"walrelay_connection_state{side="postgres"}"#, 0.0)],
+    );
     assert_eq!(exporter.metric("walrelay_slot_active"), None);
     let log = exporter.log();
-    let warnings: Vec<_> = log.lines().filter(|line| line.contains("the slot cannot be read")).collect();
-    assert!(matches!(warnings[..], [warning] if warning.contains("WARN") && warning.contains("fix=")), "{log}");
+    let warnings: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("the slot cannot be read"))
+        .collect();
+    assert!(
+        matches!(warnings[..], [warning] if warning.contains("WARN") && warning.contains("fix=")),
+        "{log}"
+    );
     proxy.resume();
-    shows(&exporter, &[(r#"walrelay_connection_state{side="postgres"}"#, 1.0), ("walrelay_slot_active", 0.0)]);
+    shows(
+        &exporter,
+        &[
+            (r#"walrelay_connection_state{side="postgres"}"#, 1.0),
+            ("walrelay_slot_active", 0.0),
+        ],
+    );
 }
 
 #[test]
 fn a_relay_without_kafka_shows_the_cause_and_the_wal_that_the_slot_retains() {
     let world = World::new();
-    let relay = world.run().option("--brokers", &format!("127.0.0.1:{}", free_port())).start();
+    let relay = world
+        .run()
+        .option("--brokers", &format!("127.0.0.1:{}", free_port()))
+        .start();
     world.emit(&world.sql(), "a");
     let retained = || relay.metric("walrelay_retained_wal_bytes");
-    eventually("it is measured", LOOKED, retained, |bytes| *bytes > Some(0.0));
+    eventually("it is measured", LOOKED, retained, |bytes| {
+        *bytes > Some(0.0)
+    });
     let failed = || relay.metric(r#"walrelay_errors_total{kind="bus_unreachable"}"#);
-    eventually("the error is counted", LOOKED, failed, |errors| *errors > Some(0.0));
+    eventually("the error is counted", LOOKED, failed, |errors| {
+        *errors > Some(0.0)
+    });
     let (_, page) = relay.get("/").expect("a page");
     assert!(
-        page.contains(r#"<section class="bad" id="state""#) && page.contains("Fix: check that the brokers"),
+        page.contains(r#"<section class="bad" id="state""#)
+            && page.contains("Fix: check that the brokers"),
         "{page}"
     );
 }

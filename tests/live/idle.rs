@@ -55,7 +55,12 @@ fn a_long_transaction_across_idle_confirmations_is_not_lost() {
     world.emit(&open, "open");
     let row_at = world.wal();
     write_noise(&world.sql(), 2);
-    eventually("confirmed behind the open row", ARRIVAL, || world.confirmed(), |confirmed| *confirmed >= row_at);
+    eventually(
+        "confirmed behind the open row",
+        ARRIVAL,
+        || world.confirmed(),
+        |confirmed| *confirmed >= row_at,
+    );
     // The row lies below what is confirmed; only its commit does not.
     relay.kill_hard();
     open.run("commit");

@@ -35,7 +35,12 @@ fn a_large_transaction_is_relayed_in_bounded_memory() {
     relay.wait_ready();
     commit_at_once(&world, rows);
     let goal = i64::try_from(rows).unwrap();
-    eventually("all rows arrive", ARRIVAL, || world.delivered(), |records| *records >= goal);
+    eventually(
+        "all rows arrive",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records >= goal,
+    );
     let peak = relay.process.resident_peak_bytes().unwrap();
     eprintln!("{rows} rows in one transaction: {} MiB at most", peak >> 20);
     assert!(peak < RESIDENT_BYTES_MAX, "{} MiB resident", peak >> 20);
@@ -65,37 +70,67 @@ fn small_events_in_flight_to_a_frozen_broker_stay_within_the_memory_limit() {
     ));
     let in_flight = || relay.metric("walrelay_in_flight_events").unwrap_or(0.0);
     let in_flight_bytes = || relay.metric("walrelay_in_flight_bytes").unwrap_or(0.0);
-    eventually("no more is taken in", ARRIVAL, in_flight_bytes, |bytes| *bytes >= LIMIT as f64);
+    eventually("no more is taken in", ARRIVAL, in_flight_bytes, |bytes| {
+        *bytes >= LIMIT as f64
+    });
     let grown = relay.process.memory_bytes("VmRSS:").unwrap() - before;
     let each = grown as f64 / in_flight();
-    eprintln!("{} events in flight: {} MiB more, {each:.0} bytes each", in_flight(), grown >> 20);
+    eprintln!(
+        "{} events in flight: {} MiB more, {each:.0} bytes each",
+        in_flight(),
+        grown >> 20
+    );
     kafka.thaw();
     let goal = 150_001;
-    eventually("all rows arrive", ARRIVAL, || world.delivered(), |records| *records >= goal);
+    eventually(
+        "all rows arrive",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records >= goal,
+    );
     let peak = relay.process.resident_peak_bytes().unwrap();
     assert!(peak < RESIDENT_BYTES_MAX, "{} MiB resident", peak >> 20);
-    assert!(grown < LIMIT + LIMIT / 4, "{} MiB for the bytes in flight", grown >> 20);
+    assert!(
+        grown < LIMIT + LIMIT / 4,
+        "{} MiB for the bytes in flight",
+        grown >> 20
+    );
     assert_eq!(world.check().duplicates, 0);
 }
 
 #[test]
 fn a_relay_killed_inside_a_transaction_resumes_inside_it() {
     let world = World::new();
-    let mut relay = world.run().config_file(BUDGET).killed_at("acked", HALF).start();
+    let mut relay = world
+        .run()
+        .config_file(BUDGET)
+        .killed_at("acked", HALF)
+        .start();
     relay.wait_ready();
     let before = world.confirmed();
     commit_at_once(&world, ROWS.unsigned_abs());
     relay.wait_killed();
     // What was in flight beyond is a small part of the rest.
     let at_kill = world.delivered();
-    assert!((i64::from(HALF)..ROWS).contains(&at_kill), "{at_kill} of {ROWS}");
+    assert!(
+        (i64::from(HALF)..ROWS).contains(&at_kill),
+        "{at_kill} of {ROWS}"
+    );
     assert!(world.confirmed() < world.wal() && world.confirmed() >= before);
 
     let _relay = world.relay();
-    eventually("all of it has arrived", ARRIVAL, || world.check(), |findings| findings.lost.is_empty());
+    eventually(
+        "all of it has arrived",
+        ARRIVAL,
+        || world.check(),
+        |findings| findings.lost.is_empty(),
+    );
     let findings = world.check();
     findings.assert_sound();
-    eprintln!("killed at {at_kill} of {ROWS}, {} copies", findings.duplicates);
+    eprintln!(
+        "killed at {at_kill} of {ROWS}, {} copies",
+        findings.duplicates
+    );
     assert!(
         i64::try_from(findings.duplicates).unwrap() < at_kill,
         "it began at the start of the transaction again: {} copies",

@@ -1,4 +1,5 @@
-//! docs/reference/privileges.md: what sessions of walrelay do to other sessions of the application's database.
+//! docs/reference/privileges.md: what sessions of walrelay do to other sessions of the
+//! application's database.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -30,7 +31,10 @@ store = "postgres"
 #[track_caller]
 fn marked(postgres: &Postgres, brokers: &str) -> World {
     let world = World::keeping_on(postgres, brokers);
-    world.sql().run("alter table outbox add published_at timestamptz, add created_at timestamptz default now(); create table other (n int)");
+    world.sql().run(
+        "alter table outbox add published_at timestamptz, add created_at timestamptz \
+                     default now(); create table other (n int)",
+    );
     world.setup();
     world
 }
@@ -41,7 +45,11 @@ fn a_locked_table_leaves_no_backend_of_a_session_that_has_ended() {
     let relay = world.run().config_file(MARKED);
     let mut running = vec![relay.start()];
     running[0].wait_ready();
-    let polls = world.run().config_file(MARKED).option("--mode", "poll").option("--slot", "polls");
+    let polls = world
+        .run()
+        .config_file(MARKED)
+        .option("--mode", "poll")
+        .option("--slot", "polls");
     let reads = |command: &str| world.command(command).config_file(MARKED);
     let commands = [
         polls,
@@ -52,9 +60,12 @@ fn a_locked_table_leaves_no_backend_of_a_session_that_has_ended() {
         reads("cleanup").flag("--dry-run"),
         reads("doctor").option("--brokers", &world.brokers),
         reads("verify").option("--brokers", &world.brokers),
-        reads("replay").option("--brokers", &world.brokers).option("--id", "1"),
+        reads("replay")
+            .option("--brokers", &world.brokers)
+            .option("--id", "1"),
     ];
-    let (locker, watcher) = (world.sql(), world.sql());
+    let locker = world.sql();
+    let watcher = world.sql();
     world.emit(&locker, "a");
     world.wait_confirmed(ARRIVAL);
     locker.run("set idle_in_transaction_session_timeout = '120s'");
@@ -62,14 +73,25 @@ fn a_locked_table_leaves_no_backend_of_a_session_that_has_ended() {
     world.emit(&locker, "b");
     locker.run("lock table outbox in access exclusive mode");
     running.extend(commands.iter().map(RelayCommand::start));
-    eventually("most of them wait", LIMIT, || watcher.number(WAITING), |waiting| *waiting >= 4);
+    eventually(
+        "most of them wait",
+        LIMIT,
+        || watcher.number(WAITING),
+        |waiting| *waiting >= 4,
+    );
     // They end as a process does that is killed: nobody asks the server to cancel anything.
     running.iter_mut().for_each(Relay::kill_hard);
-    eventually("nobody waits any more", LIMIT, || watcher.number(WAITING), |waiting| *waiting == 0);
+    eventually(
+        "nobody waits any more",
+        LIMIT,
+        || watcher.number(WAITING),
+        |waiting| *waiting == 0,
+    );
     locker.run("rollback");
 }
 
-/// Commits of other tables, one after the other: forty of them would take minutes where each waits for a status.
+/// Commits of other tables, one after the other: forty of them would take minutes where each waits
+/// for a status.
 #[track_caller]
 fn commits_end(world: &World, relay: &Relay) {
     let url = world.database_url.clone();
@@ -92,17 +114,34 @@ fn pasted(world: &World, remedy: &str) {
 fn assert_named(world: &World, relay: &Relay) -> String {
     let readiness = || relay.readiness().map(|(_, body)| body).unwrap_or_default();
     eventually("it is not ready", LIMIT, readiness, |body| {
-        body.contains("synchronous_standby") && body.contains("alter system set synchronous_standby_names")
+        body.contains("synchronous_standby")
+            && body.contains("alter system set synchronous_standby_names")
     });
-    let line = |log: &String| log.lines().any(|line| line.contains(r#""event":"synchronous_standby""#));
+    let line = |log: &String| {
+        log.lines()
+            .any(|line| line.contains(r#""event":"synchronous_standby""#))
+    };
     eventually("the log has it", LIMIT, || relay.log(), line);
-    assert!(relay.log().lines().any(|line| line.contains(r#""level":"ERROR""#)), "{}", relay.log());
+    assert!(
+        relay
+            .log()
+            .lines()
+            .any(|line| line.contains(r#""level":"ERROR""#)),
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.metric("walrelay_synchronous_standby"), Some(1.0));
     let doctor = world.command("doctor").option("--brokers", &world.brokers);
-    Checks::of(&doctor).has("synchronous", "wrong", "counts the relay", "alter system set synchronous_standby_names")
+    Checks::of(&doctor).has(
+        "synchronous",
+        "wrong",
+        "counts the relay",
+        "alter system set synchronous_standby_names",
+    )
 }
 
-/// Marks that are refused are tried ever less often, each time in one session. Events to park do not wait for them.
+/// Marks that are refused are tried ever less often, each time in one session. Events to park do
+/// not wait for them.
 #[track_caller]
 fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, relay: &Relay) {
     let sql = world.sql();
@@ -115,23 +154,34 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
     world.emit(&sql, "a");
     let waits = || {
         let log = relay.log();
-        let lines = log.lines().filter(|line| line.contains("write-backs are refused"));
+        let lines = log
+            .lines()
+            .filter(|line| line.contains("write-backs are refused"));
         let wait = |line: &str| {
-            serde_json::from_str::<Value>(line).ok()?["wait_ms"].to_string().trim_matches('"').parse().ok()
+            serde_json::from_str::<Value>(line).ok()?["wait_ms"]
+                .to_string()
+                .trim_matches('"')
+                .parse()
+                .ok()
         };
         lines.filter_map(wait).max().unwrap_or(0)
     };
-    eventually("they are refused again", LIMIT, waits, |wait_ms| *wait_ms > 0);
+    eventually("they are refused again", LIMIT, waits, |wait_ms| {
+        *wait_ms > 0
+    });
     // The commit waits for another standby, too, and nobody sees its row.
     postgres.alter("synchronous_standby_names", "2 (*)");
     let writer = std::thread::spawn({
-        let (url, kind) = (world.database_url.clone(), world.kind(0).to_owned());
+        let url = world.database_url.clone();
+        let kind = world.kind(0).to_owned();
         move || Sql::connect(&url).run(&format!("select emit('{kind}', 'a', 20)"))
     });
-    let look = "select coalesce(string_agg(extract(epoch from backend_start) || ' ' || extract(epoch from query_start), ' '), '')
+    let look = "select coalesce(string_agg(extract(epoch from backend_start) || ' ' || \
+                extract(epoch from query_start), ' '), '')
          from pg_stat_activity
          where application_name like 'walrelay % upkeep' and query like '%pg_current_snapshot%'";
-    let (mut sessions, mut seconds) = (BTreeSet::new(), BTreeSet::new());
+    let mut sessions = BTreeSet::new();
+    let mut seconds = BTreeSet::new();
     let looked = || {
         if let Some((session, second)) = sql.text(look).split_once(' ') {
             sessions.insert(session.to_owned());
@@ -139,22 +189,44 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
         }
         seconds.len()
     };
-    eventually("it looks for the row for more than a second", LIMIT, looked, |seconds| *seconds >= 3);
-    assert!(sessions.len() <= 2, "each look had a session of its own: {sessions:?}");
+    eventually(
+        "it looks for the row for more than a second",
+        LIMIT,
+        looked,
+        |seconds| *seconds >= 3,
+    );
+    assert!(
+        sessions.len() <= 2,
+        "each look had a session of its own: {sessions:?}"
+    );
     postgres.alter("synchronous_standby_names", "*");
     writer.join().unwrap();
 
-    eventually("the next try is a while away", LIMIT, waits, |wait_ms| *wait_ms >= 1_800);
+    eventually("the next try is a while away", LIMIT, waits, |wait_ms| {
+        *wait_ms >= 1_800
+    });
     let began = Instant::now();
-    sql.run("insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), 'lost', '1')");
-    assert!(began.elapsed() < Duration::from_millis(1_200), "{:?}\n{}", began.elapsed(), relay.log());
+    sql.run(
+        "insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), 'lost', '1')",
+    );
+    assert!(
+        began.elapsed() < Duration::from_millis(1_200),
+        "{:?}\n{}",
+        began.elapsed(),
+        relay.log()
+    );
     assert_eq!(world.number_parked(), 1);
     for told in ["stream_left", "write_back_resumed", "pending_rows_found"] {
         assert!(!relay.log().contains(told), "{}", relay.log());
     }
     sql.run("drop trigger refuse on outbox");
     let unmarked = "select count(*) from outbox where published_at is null";
-    eventually("rows are marked", LIMIT, || sql.number(unmarked), |rows| *rows == 1);
+    eventually(
+        "rows are marked",
+        LIMIT,
+        || sql.number(unmarked),
+        |rows| *rows == 1,
+    );
     sql.run("delete from outbox where published_at is null; delete from walrelay.parked");
 }
 
@@ -174,8 +246,12 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     );
     sql.run("alter table outbox add waits boolean");
     let parks = world.run().config_file(MARKED).option("--on-error", "park");
-    let parks = parks.option("--set", "outbox.mark_failed=published_at = now()").option("--log", "walrelay=debug");
-    let mut relay = parks.option("--set", "outbox.mark_waiting=waits = true").start();
+    let parks = parks
+        .option("--set", "outbox.mark_failed=published_at = now()")
+        .option("--log", "walrelay=debug");
+    let mut relay = parks
+        .option("--set", "outbox.mark_waiting=waits = true")
+        .start();
     relay.wait_ready();
     world.emit(&sql, "a");
     world.wait_confirmed(ARRIVAL);
@@ -187,14 +263,27 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     (0..3).for_each(|_| world.emit(&sql, "a"));
     let unmarked = || sql.number("select count(*) from outbox where published_at is null");
     eventually("rows are marked", ARRIVAL, unmarked, |rows| *rows == 0);
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
-    assert_eq!(sql.text("select distinct settings from seen"), "off off local");
-    // Its commit waits until the second one is parked, and the mark of the first one waits for the commit.
+    assert_eq!(
+        world.assert_all_delivered().duplicates,
+        0,
+        "{}",
+        relay.log()
+    );
+    assert_eq!(
+        sql.text("select distinct settings from seen"),
+        "off off local"
+    );
+    // Its commit waits until the second one is parked, and the mark of the first one waits for the
+    // commit.
     let writer = std::thread::spawn({
-        let (url, kind) = (world.database_url.clone(), world.kind(0).to_owned());
+        let url = world.database_url.clone();
+        let kind = world.kind(0).to_owned();
         move || {
-            let lost = "insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), 'lost', '1')";
-            Sql::connect(&url).run(&format!("begin; select emit('{kind}', 'a', 20); {lost}; commit"));
+            let lost = "insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), \
+                        'lost', '1')";
+            Sql::connect(&url).run(&format!(
+                "begin; select emit('{kind}', 'a', 20); {lost}; commit"
+            ));
         }
     });
     let marked = || sql.number("select count(*) from outbox where published_at is not null");
@@ -209,11 +298,22 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     proxy.refuse();
     proxy.cut();
     let writer = std::thread::spawn({
-        let (url, kind) = (world.database_url.clone(), world.kind(0).to_owned());
+        let url = world.database_url.clone();
+        let kind = world.kind(0).to_owned();
         move || Sql::connect(&url).run(&format!("select emit('{kind}', 'a', 20)"))
     });
-    eventually("it leaves the stream", LIMIT, || world.walsender(), |pid| *pid == 0);
-    eventually("the log has it", LIMIT, || relay.log(), |log| log.contains(r#""event":"stream_left""#));
+    eventually(
+        "it leaves the stream",
+        LIMIT,
+        || world.walsender(),
+        |pid| *pid == 0,
+    );
+    eventually(
+        "the log has it",
+        LIMIT,
+        || relay.log(),
+        |log| log.contains(r#""event":"stream_left""#),
+    );
     proxy.resume();
     world.wait_streaming();
     writer.join().unwrap();
@@ -221,19 +321,33 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     pasted(&world, &remedy);
     eventually("it is ready", LIMIT, || relay.is_ready(), |ready| *ready);
     let synchronous = || relay.metric("walrelay_synchronous_standby");
-    eventually("it says so", LIMIT, synchronous, |value| *value == Some(0.0));
+    eventually("it says so", LIMIT, synchronous, |value| {
+        *value == Some(0.0)
+    });
     let spilled = || relay.metric("walrelay_slot_spilled_bytes");
-    eventually("what decoding wrote to disk is shown", LIMIT, spilled, |bytes| *bytes > Some(0.0));
+    eventually(
+        "what decoding wrote to disk is shown",
+        LIMIT,
+        spilled,
+        |bytes| *bytes > Some(0.0),
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     // A server that waits for a standby sends nothing, so `pending` would read for ever.
     sql.run("select pg_create_physical_replication_slot('absent')");
     postgres.alter("synchronized_standby_slots", "absent");
     world.emit(&sql, "a");
-    let pending = world.command("pending").config_file(MARKED).option("--brokers", &brokers);
+    let pending = world
+        .command("pending")
+        .config_file(MARKED)
+        .option("--brokers", &brokers);
     let told = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let late = pending.clone().option("--timeout", "1s").output();
-    assert!(late.status.code() == Some(10) && told(&late).contains("--timeout"), "{}", told(&late));
+    assert!(
+        late.status.code() == Some(10) && told(&late).contains("--timeout"),
+        "{}",
+        told(&late)
+    );
     let mut pending = pending.option("--timeout", "120s").start();
     let reader = world.wait_streaming();
     let mut relay = world.run().config_file(MARKED).start();
@@ -245,7 +359,9 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
 /// A role of this database's name with these attributes, and the URL for it.
 fn role(world: &World, name: &str, attributes: &str) -> (String, String) {
     let role = format!("{}_{name}", world.name);
-    world.sql().run(&format!("create role {role} login {attributes}"));
+    world
+        .sql()
+        .run(&format!("create role {role} login {attributes}"));
     let url = Postgres::shared().url_as(&role, &world.name);
     (role, url)
 }
@@ -253,7 +369,11 @@ fn role(world: &World, name: &str, attributes: &str) -> (String, String) {
 /// The advisory lock of a slot, as any role can compute it.
 fn lease(slot: &str) -> String {
     let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-    format!("{}, {}", 0x7772_6c79, slot.bytes().fold(0x811c_9dc5, hash).cast_signed())
+    format!(
+        "{}, {}",
+        0x7772_6c79,
+        slot.bytes().fold(0x811c_9dc5, hash).cast_signed()
+    )
 }
 
 #[test]
@@ -263,7 +383,10 @@ fn a_stranger_with_the_lease_keeps_no_relay_from_the_slot_and_is_named() {
     let (role, url) = role(&world, "stranger", "");
     let stranger = Sql::connect(&url);
     stranger.run(&format!("select pg_advisory_lock({})", lease(&world.name)));
-    let warned = |log: &String| log.lines().any(|line| line.contains("WARN") && line.contains(&role));
+    let warned = |log: &String| {
+        log.lines()
+            .any(|line| line.contains("WARN") && line.contains(&role))
+    };
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
     world.assert_all_delivered();
@@ -271,10 +394,21 @@ fn a_stranger_with_the_lease_keeps_no_relay_from_the_slot_and_is_named() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     // A relay that reads the table needs it, and says who has it and what to do.
     let mut poller = world.run().option("--mode", "poll").start();
-    eventually("the poller names the stranger", LIMIT, || poller.log(), warned);
+    eventually(
+        "the poller names the stranger",
+        LIMIT,
+        || poller.log(),
+        warned,
+    );
     let log = poller.log();
-    let fix = log.split("select pg_terminate_backend(").nth(1).and_then(|rest| rest.split(')').next());
-    world.sql().run(&format!("select pg_terminate_backend({})", fix.expect("a remedy")));
+    let fix = log
+        .split("select pg_terminate_backend(")
+        .nth(1)
+        .and_then(|rest| rest.split(')').next());
+    world.sql().run(&format!(
+        "select pg_terminate_backend({})",
+        fix.expect("a remedy")
+    ));
     poller.wait_ready();
     world.sql().run(&format!("drop role {role}"));
 }
@@ -284,21 +418,38 @@ fn a_policy_that_hides_rows_is_an_error_whose_remedy_mends_it() {
     let world = marked(Postgres::shared(), Kafka::shared().brokers());
     let (role, url) = role(&world, "relay", "replication");
     let sql = world.sql();
-    sql.run(&format!("grant select, update, delete on outbox to {role}; alter table outbox enable row level security"));
     sql.run(&format!(
-        "create policy mine on outbox using (aggregateid = 'mine'); grant create on database {} to {role}",
+        "grant select, update, delete on outbox to {role}; alter table outbox enable \
+                      row level security"
+    ));
+    sql.run(&format!(
+        "create policy mine on outbox using (aggregateid = 'mine'); grant create on database {} to \
+         {role}",
         world.name
     ));
-    let relay = world.run().config_file(MARKED).option("--database-url", &url);
-    let cleanup = world.command("cleanup").config_file(MARKED).option("--database-url", &url).flag("--yes");
+    let relay = world
+        .run()
+        .config_file(MARKED)
+        .option("--database-url", &url);
+    let cleanup = world
+        .command("cleanup")
+        .config_file(MARKED)
+        .option("--database-url", &url)
+        .flag("--yes");
     for command in [&relay, &cleanup] {
         let output = command.output();
         let told = told(&output.stderr);
         assert_eq!(output.status.code(), Some(11), "{told}");
         let (error, fix) = last_words(&told);
-        assert!(error.contains("row-level security") && fix.contains(&format!("{role}\" bypassrls;")), "{told}");
+        assert!(
+            error.contains("row-level security") && fix.contains(&format!("{role}\" bypassrls;")),
+            "{told}"
+        );
     }
-    let doctor = world.command("doctor").config_file(MARKED).option("--database-url", &url);
+    let doctor = world
+        .command("doctor")
+        .config_file(MARKED)
+        .option("--database-url", &url);
     let doctor = doctor.option("--brokers", &world.brokers);
     sql.run(&Checks::of(&doctor).has("upkeep", "wrong", "row-level security", "bypassrls"));
     let mut relay = relay.start();

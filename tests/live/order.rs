@@ -22,15 +22,20 @@ fn the_first_events_of_auto_created_topics_arrive_in_order() {
     const TOPICS: usize = 40;
     const EVENTS: usize = 200;
     let world = World::new().with_kinds(TOPICS);
-    // A busy broker may take longer than five seconds to make a topic known, which is a refusal then.
+    // A busy broker may take longer than five seconds to make a topic known, which is a refusal
+    // then.
     let known_in = "WALRELAY_KAFKA_PROPERTY_TOPIC_METADATA_PROPAGATION_MAX_MS";
     let mut relay = world.run().variable(known_in, "60000").start();
     relay.wait_ready();
     let sql = world.sql();
     let aggregates = PARTITIONS as usize * 2;
     for kind in 0..TOPICS {
-        // One transaction each, so that there is more for every partition while its broker still learns of the topic.
-        let emits = format!("select emit('{0}', '{0}-' || n % {aggregates}, 20)", world.kind(kind));
+        // One transaction each, so that there is more for every partition while its broker still
+        // learns of the topic.
+        let emits = format!(
+            "select emit('{0}', '{0}-' || n % {aggregates}, 20)",
+            world.kind(kind)
+        );
         sql.run(&format!("{emits} from generate_series(1, {EVENTS}) n"));
     }
     assert_eq!(world.assert_all_delivered().duplicates, 0);
@@ -40,12 +45,22 @@ fn the_first_events_of_auto_created_topics_arrive_in_order() {
 fn no_event_arrives_before_a_refused_one_of_its_aggregate() {
     let world = small();
     // Each record is a batch. librdkafka sends the second one although the first is refused.
-    let mut relay =
-        world.run().option("--on-error", "park").variable("WALRELAY_KAFKA_PROPERTY_BATCH_SIZE", "1").start();
+    let mut relay = world
+        .run()
+        .option("--on-error", "park")
+        .variable("WALRELAY_KAFKA_PROPERTY_BATCH_SIZE", "1")
+        .start();
     relay.wait_ready();
     let of = format!("'{0}', '{0}-0'", world.kind(0));
-    world.sql().run(&format!("begin; select emit_large({of}); select emit({of}, 20); select emit({of}, 20); commit"));
-    eventually("all wait", ARRIVAL, || world.number_parked(), |count| *count == 3);
+    world.sql().run(&format!(
+        "begin; select emit_large({of}); select emit({of}, 20); select emit({of}, 20); commit"
+    ));
+    eventually(
+        "all wait",
+        ARRIVAL,
+        || world.number_parked(),
+        |count| *count == 3,
+    );
     assert_eq!(world.delivered(), 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
@@ -74,8 +89,20 @@ fn broken_connections_of_every_kind_lose_and_reorder_nothing() {
             1 => proxy.refuse(),
             2 => proxy.half_close(way),
             3 => proxy.blackhole(way),
-            4 => proxy.set(way, Conditions { slice_bytes: chance.usize(1..40), ..Conditions::default() }),
-            _ => proxy.set(way, Conditions { latency: Duration::from_millis(60), ..Conditions::default() }),
+            4 => proxy.set(
+                way,
+                Conditions {
+                    slice_bytes: chance.usize(1..40),
+                    ..Conditions::default()
+                },
+            ),
+            _ => proxy.set(
+                way,
+                Conditions {
+                    latency: Duration::from_millis(60),
+                    ..Conditions::default()
+                },
+            ),
         }
         faults += 1;
         std::thread::sleep(Duration::from_millis(chance.u64(100..1500)));
@@ -83,20 +110,27 @@ fn broken_connections_of_every_kind_lose_and_reorder_nothing() {
         std::thread::sleep(Duration::from_millis(chance.u64(0..500)));
     }
     writers.stop();
-    assert!(relay.process.exited().is_none(), "a broken connection ended the relay");
+    assert!(
+        relay.process.exited().is_none(),
+        "a broken connection ended the relay"
+    );
     let findings = world.assert_all_delivered();
     eprintln!("{faults} faults, {} copies", findings.duplicates);
 }
 
 const CHANGES: &str = "walrelay_partition_changes_total";
 
-/// Java's `Utils.murmur2` of each key; its default partitioner takes the positive part modulo the partitions.
+/// Java's `Utils.murmur2` of each key; its default partitioner takes the positive part modulo the
+/// partitions.
 const JAVA_MURMUR2: [(&str, i32); 8] = [
     ("21", -973_932_308),
     ("foobar", -790_332_482),
     ("a-little-bit-long-string", -985_981_536),
     ("a-little-bit-longer-string", -1_486_304_829),
-    ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
+    (
+        "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8",
+        -58_897_971,
+    ),
     ("abc", 479_470_107),
     ("", 275_646_681),
     ("grün-ключ", 2_123_814_092),
@@ -116,9 +150,15 @@ fn keys_are_partitioned_as_by_the_java_producer_also_after_a_topic_grew() {
     world.assert_all_delivered();
     let records = world.records(0);
     for (key, hash) in JAVA_MURMUR2 {
-        let record = records.iter().find(|record| record.key.as_deref() == Some(key.as_bytes()));
+        let record = records
+            .iter()
+            .find(|record| record.key.as_deref() == Some(key.as_bytes()));
         let record = record.unwrap_or_else(|| panic!("no record with the key {key:?}"));
-        assert_eq!(record.partition, (hash & 0x7fff_ffff) % PARTITIONS, "{key:?}");
+        assert_eq!(
+            record.partition,
+            (hash & 0x7fff_ffff) % PARTITIONS,
+            "{key:?}"
+        );
     }
 
     let (key, hash) = JAVA_MURMUR2[0];
@@ -130,12 +170,32 @@ fn keys_are_partitioned_as_by_the_java_producer_also_after_a_topic_grew() {
         world.emit_to(&sql, 1, key);
         relay.metric(CHANGES)
     };
-    eventually("the relay counts it", ARRIVAL, changes, |changes| *changes == Some(1.0));
-    let moved = || world.records(1).iter().map(|record| record.partition).collect::<BTreeSet<_>>();
+    eventually("the relay counts it", ARRIVAL, changes, |changes| {
+        *changes == Some(1.0)
+    });
+    let moved = || {
+        world
+            .records(1)
+            .iter()
+            .map(|record| record.partition)
+            .collect::<BTreeSet<_>>()
+    };
     let expected = BTreeSet::from([2, 8].map(|count| (hash & 0x7fff_ffff) % count));
-    eventually("the key moves", ARRIVAL, moved, |partitions| *partitions == expected);
+    eventually("the key moves", ARRIVAL, moved, |partitions| {
+        *partitions == expected
+    });
     let log = relay.log();
-    let lines: Vec<_> = log.lines().filter(|line| line.contains(r#""event":"partitions_changed""#)).collect();
-    let words = [r#""level":"WARN""#, &world.topic(1), r#""before":2,"now":8"#];
-    assert!(matches!(lines[..], [line] if words.iter().all(|words| line.contains(words))), "{log}");
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains(r#""event":"partitions_changed""#))
+        .collect();
+    let words = [
+        r#""level":"WARN""#,
+        &world.topic(1),
+        r#""before":2,"now":8"#,
+    ];
+    assert!(
+        matches!(lines[..], [line] if words.iter().all(|words| line.contains(words))),
+        "{log}"
+    );
 }

@@ -57,12 +57,20 @@ fn into_each(aggregate: &str, number: usize) -> String {
 fn two_tables_and_logical_messages_keep_commit_order_across_a_crash() {
     const TRANSACTIONS: usize = 60;
     let (world, config) = three(Postgres::shared());
-    let (topic, sql) = (format!("{}-all", world.name), world.sql());
+    let topic = format!("{}-all", world.name);
+    let sql = world.sql();
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();
     for number in 0..TRANSACTIONS {
-        let end = if number % 7 == 3 { "rollback" } else { "commit" };
-        sql.run(&format!("begin; {} {end}", into_each(&format!("account-{}", number % 5), number)));
+        let end = if number % 7 == 3 {
+            "rollback"
+        } else {
+            "commit"
+        };
+        sql.run(&format!(
+            "begin; {} {end}",
+            into_each(&format!("account-{}", number % 5), number)
+        ));
         if number == TRANSACTIONS / 2 {
             relay.kill_hard();
             relay = world.run().config_file(&config).start();
@@ -74,11 +82,15 @@ fn two_tables_and_logical_messages_keep_commit_order_across_a_crash() {
     let mut distinct = 0;
     for account in 0..5 {
         let key = format!("account-{account}");
-        let mut values: Vec<_> =
-            records.iter().filter(|record| record.key_text() == key).map(topic::Record::value_text).collect();
+        let mut values: Vec<_> = records
+            .iter()
+            .filter(|record| record.key_text() == key)
+            .map(topic::Record::value_text)
+            .collect();
         let committed = (0..TRANSACTIONS).filter(|number| number % 5 == account && number % 7 != 3);
-        let expected: Vec<_> =
-            committed.flat_map(|number| ["a", "b", "c"].map(|from| format!(r#"{{"n": "{number}{from}"}}"#))).collect();
+        let expected: Vec<_> = committed
+            .flat_map(|number| ["a", "b", "c"].map(|from| format!(r#"{{"n": "{number}{from}"}}"#)))
+            .collect();
         // What came again after the crash came again from some place on, in order.
         let mut seen = std::collections::BTreeSet::new();
         values.retain(|value| seen.insert(value.clone()));
@@ -88,14 +100,20 @@ fn two_tables_and_logical_messages_keep_commit_order_across_a_crash() {
     assert!(records.len() >= distinct);
 
     let header = |record: &topic::Record, name: &str| {
-        record.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+        record
+            .headers
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.clone())
     };
     for record in &records {
         let value = record.value_text();
         let of_table = value.ends_with("c\"}").then(|| Some(b"none".to_vec()));
         assert_eq!(header(record, "tenant"), of_table, "{value}");
         let number: String = value.chars().filter(char::is_ascii_digit).collect();
-        let trace = value.ends_with("b\"}").then(|| Some(format!("00-{number}").into_bytes()));
+        let trace = value
+            .ends_with("b\"}")
+            .then(|| Some(format!("00-{number}").into_bytes()));
         assert_eq!(header(record, "traceparent"), trace, "{value}");
     }
     eventually(
@@ -105,8 +123,15 @@ fn two_tables_and_logical_messages_keep_commit_order_across_a_crash() {
         |count| count.is_some_and(|count| count > 0.0),
     );
     assert_eq!(relay.terminate(EXIT), Some(0));
-    world.command("teardown").config_file(&config).flag("--yes").succeed();
-    let left = sql.number("select (select count(*) from pg_publication) + (select count(*) from pg_replication_slots where slot_name = current_database())");
+    world
+        .command("teardown")
+        .config_file(&config)
+        .flag("--yes")
+        .succeed();
+    let left = sql.number(
+        "select (select count(*) from pg_publication) + (select count(*) from \
+                           pg_replication_slots where slot_name = current_database())",
+    );
     assert_eq!(left, 0, "publication and slot of all three are gone");
 }
 
@@ -116,7 +141,8 @@ fn logical_messages_alone_are_relayed_on_every_major() {
         let postgres = Postgres::private(major, &[]);
         let world = World::bare(&postgres, Kafka::shared().brokers());
         let config = format!(
-            "[outbox]\nmessage_prefix = \"shop\"\n[route]\ntopic = \"{}\"\nkey = \"{{message_prefix}}\"\n\
+            "[outbox]\nmessage_prefix = \"shop\"\n[route]\ntopic = \"{}\"\nkey = \
+             \"{{message_prefix}}\"\n\
              [format]\nvalue = \"{{message_content}}\"\n",
             world.name
         );
@@ -126,19 +152,33 @@ fn logical_messages_alone_are_relayed_on_every_major() {
         relay.wait_ready();
         let sql = world.sql();
         let lsns: Vec<String> = ["one", "{}", ""]
-            .map(|content| sql.text(&format!("select pg_logical_emit_message(true, 'shop', '{content}')::text")))
+            .map(|content| {
+                sql.text(&format!(
+                    "select pg_logical_emit_message(true, 'shop', '{content}')::text"
+                ))
+            })
             .to_vec();
         world.wait_confirmed(ARRIVAL);
         let records = topic::read(&world.brokers, &world.name);
-        let told: Vec<_> = records.iter().map(|record| (record.key_text(), record.value_text())).collect();
+        let told: Vec<_> = records
+            .iter()
+            .map(|record| (record.key_text(), record.value_text()))
+            .collect();
         let expected = ["one", "{}", ""].map(|content| ("shop".to_owned(), content.to_owned()));
         assert_eq!(told, expected, "on {major}");
         let ids: Vec<_> = records.iter().map(|record| record.header("id")).collect();
         assert_eq!(relay.terminate(EXIT), Some(0), "on {major}");
         // What is pending is counted, and there is nothing.
-        world.command("teardown").config_file(&config).flag("--yes").succeed();
+        world
+            .command("teardown")
+            .config_file(&config)
+            .flag("--yes")
+            .succeed();
         // What the function gives is the end of the message, and what identifies it is its start.
-        assert!(ids.iter().all(|id| id.contains('/')) && ids.len() == lsns.len(), "{ids:?} {lsns:?}");
+        assert!(
+            ids.iter().all(|id| id.contains('/')) && ids.len() == lsns.len(),
+            "{ids:?} {lsns:?}"
+        );
     }
 }
 
@@ -147,15 +187,27 @@ fn a_second_outbox_that_leaves_the_publication_ends_the_relay_with_15_and_its_na
     let (world, config) = three(Postgres::shared());
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();
-    world.sql().run(&format!(r#"alter publication walrelay_{} drop table "Bill".events"#, world.name));
+    world.sql().run(&format!(
+        r#"alter publication walrelay_{} drop table "Bill".events"#,
+        world.name
+    ));
     assert_eq!(relay.wait_exit(EXIT), PUBLICATION);
-    assert!(relay.log().contains(r#"table "Bill".events was removed from publication"#), "{}", relay.log());
+    assert!(
+        relay
+            .log()
+            .contains(r#"table "Bill".events was removed from publication"#),
+        "{}",
+        relay.log()
+    );
 }
 
 #[test]
 fn an_outbox_is_added_freely_and_removed_only_explicitly() {
     let (world, all) = three(Postgres::shared());
-    let first = format!("[outbox]\ntable = \"outbox\"\n[route]\ntopic = \"{}-all\"\n", world.name);
+    let first = format!(
+        "[outbox]\ntable = \"outbox\"\n[route]\ntopic = \"{}-all\"\n",
+        world.name
+    );
     let sql = world.sql();
     let relayed = |config: &str| {
         let mut relay = world.run().config_file(config).start();
@@ -169,7 +221,10 @@ fn an_outbox_is_added_freely_and_removed_only_explicitly() {
     assert!(log.contains("an outbox is new to slot"), "{log}");
     sql.run(&into_each("account", 1));
     relayed(&all);
-    assert_eq!(topic::count(&world.brokers, &format!("{}-all", world.name)), 3);
+    assert_eq!(
+        topic::count(&world.brokers, &format!("{}-all", world.name)),
+        3
+    );
 
     let mut refused = world.run().config_file(&first).start();
     assert_eq!(refused.wait_exit(EXIT), MISMATCH);
@@ -188,6 +243,9 @@ fn a_logical_message_that_is_no_json_object_stops_the_relay_with_its_place() {
     sql.run("select pg_logical_emit_message(true, 'shop', 'Placed')");
     assert_ne!(relay.wait_exit(EXIT), Some(0));
     let log = relay.log();
-    assert!(log.contains("is a member of the content, which is no JSON object"), "{log}");
+    assert!(
+        log.contains("is a member of the content, which is no JSON object"),
+        "{log}"
+    );
     assert!(log.contains("pg_replication_slot_advance"), "{log}");
 }

@@ -27,7 +27,9 @@ fn figures(html: &str) -> BTreeMap<String, f64> {
         let sample = rest.split_once('"')?.0.replace("&quot;", "\"");
         Some((sample, value.parse().ok()?))
     };
-    figures.map(|text| figure(text).unwrap_or_else(|| panic!("no figure: {text}"))).collect()
+    figures
+        .map(|text| figure(text).unwrap_or_else(|| panic!("no figure: {text}")))
+        .collect()
 }
 
 /// The figures of the page that are not those of `/metrics`, which go on meanwhile.
@@ -45,7 +47,8 @@ pub(super) struct Viewer(Arc<Mutex<Vec<String>>>);
 
 impl Viewer {
     pub(super) fn of(relay: &Relay) -> Viewer {
-        let (seen, port) = (Arc::new(Mutex::new(Vec::new())), relay.port);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let port = relay.port;
         let events = Arc::clone(&seen);
         std::thread::spawn(move || {
             while let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
@@ -67,7 +70,12 @@ impl Viewer {
 
     /// What the page shows now, also after the end of the relay.
     pub(super) fn last(&self) -> String {
-        self.0.lock().expect("events").last().cloned().unwrap_or_default()
+        self.0
+            .lock()
+            .expect("events")
+            .last()
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// The first event from `start` on that shows this tone.
@@ -85,27 +93,71 @@ fn the_page_shows_the_figures_of_the_metrics_and_turns_with_an_outage() {
     let relay = world.relay();
     let sql = world.sql();
     (0..5).for_each(|_| world.emit(&sql, "a"));
-    eventually("all are counted", ARRIVAL, || relay.metric("walrelay_acked_events_total"), |acked| *acked == Some(5.0));
+    eventually(
+        "all are counted",
+        ARRIVAL,
+        || relay.metric("walrelay_acked_events_total"),
+        |acked| *acked == Some(5.0),
+    );
     let page = || relay.get("/").map(|(_, html)| html).unwrap_or_default();
     let differing = || differences(&relay, figures(&page()));
-    eventually("the figures are those of the metrics", ARRIVAL, differing, Vec::is_empty);
-    assert_eq!(figures(&page()).get("walrelay_acked_events_total"), Some(&5.0));
+    eventually(
+        "the figures are those of the metrics",
+        ARRIVAL,
+        differing,
+        Vec::is_empty,
+    );
+    assert_eq!(
+        figures(&page()).get("walrelay_acked_events_total"),
+        Some(&5.0)
+    );
     let topic = format!("Topic {}", world.topic(0));
-    eventually("the topic is on the page", ARRIVAL, || page().contains(&topic), |shown| *shown);
+    eventually(
+        "the topic is on the page",
+        ARRIVAL,
+        || page().contains(&topic),
+        |shown| *shown,
+    );
 
     let viewer = Viewer::of(&relay);
-    eventually("the page is shown", ARRIVAL, || viewer.first("good", 0), Option::is_some);
+    eventually(
+        "the page is shown",
+        ARRIVAL,
+        || viewer.first("good", 0),
+        Option::is_some,
+    );
     kafka.kill_hard();
     world.emit(&sql, "a");
-    let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("bus_disconnected"));
+    let is_out = || {
+        relay
+            .readiness()
+            .is_some_and(|(_, body)| body.contains("bus_disconnected"))
+    };
     eventually("the outage is reported", ARRIVAL, is_out, |out| *out);
-    assert!(relay.metric(r#"walrelay_errors_total{kind="bus_unreachable"}"#) > Some(0.0), "{}", relay.metrics());
-    // An event each second: the second one after the report shows it at the latest. One may be on its way.
+    assert!(
+        relay.metric(r#"walrelay_errors_total{kind="bus_unreachable"}"#) > Some(0.0),
+        "{}",
+        relay.metrics()
+    );
+    // An event each second: the second one after the report shows it at the latest. One may be on
+    // its way.
     let reported = viewer.seen();
-    let turned = eventually("the page turns", ARRIVAL, || viewer.first("bad", 0), Option::is_some);
-    assert!(turned.is_some_and(|turned| turned <= reported + 2), "{turned:?} and {reported}");
+    let turned = eventually(
+        "the page turns",
+        ARRIVAL,
+        || viewer.first("bad", 0),
+        Option::is_some,
+    );
+    assert!(
+        turned.is_some_and(|turned| turned <= reported + 2),
+        "{turned:?} and {reported}"
+    );
     let html = page();
-    for words in ["Not ready: not connected to Kafka", "check that the brokers run", "<b>Fix: </b>"] {
+    for words in [
+        "Not ready: not connected to Kafka",
+        "check that the brokers run",
+        "<b>Fix: </b>",
+    ] {
         assert!(html.contains(words), "{words} is not in {html}");
     }
 }
@@ -113,7 +165,12 @@ fn the_page_shows_the_figures_of_the_metrics_and_turns_with_an_outage() {
 const STATE: &str = "document.querySelector('#state')?.className";
 
 fn shows(browser: &mut Browser, expression: &str, expected: &Value) {
-    eventually(expression, LIMIT, || browser.evaluate(expression), |value| value == expected);
+    eventually(
+        expression,
+        LIMIT,
+        || browser.evaluate(expression),
+        |value| value == expected,
+    );
 }
 
 /// The folder that gets pictures, if `WALRELAY_TEST_PICTURES` names one.
@@ -129,7 +186,9 @@ pub(super) fn keep_picture(browser: &mut Browser, name: &str) {
 
 #[test]
 fn a_browser_shows_the_page_with_and_without_scripts() {
-    let Some(mut browser) = Browser::start() else { return };
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let world = World::new();
     let mut relay = world.run().option("--brokers", &brokers).start();
@@ -138,7 +197,10 @@ fn a_browser_shows_the_page_with_and_without_scripts() {
     browser.look(1000, 1000, "light");
     browser.open(&url);
     shows(&mut browser, STATE, &"good".into());
-    let writers = world.workload(&Plan { pause: Duration::from_millis(40), ..Plan::default() });
+    let writers = world.workload(&Plan {
+        pause: Duration::from_millis(40),
+        ..Plan::default()
+    });
     // Some minutes of it make a better picture.
     (0..if pictures().is_some() { 80 } else { 1 }).for_each(|_| writers.wait_for(200));
     keep_picture(&mut browser, "status-page.png");
@@ -147,18 +209,36 @@ fn a_browser_shows_the_page_with_and_without_scripts() {
     browser.look(390, 844, "light");
     keep_picture(&mut browser, "status-page-phone.png");
     // It is as wide as the screen.
-    shows(&mut browser, "document.documentElement.scrollWidth", &390.into());
+    shows(
+        &mut browser,
+        "document.documentElement.scrollWidth",
+        &390.into(),
+    );
     writers.stop();
     world.wait_confirmed(ARRIVAL);
     // Without loading the page again.
     let main = "document.querySelector('main').innerHTML";
-    let differing = || differences(&relay, figures(browser.evaluate(main).as_str().unwrap_or_default()));
-    eventually("the figures are those of the metrics", ARRIVAL, differing, Vec::is_empty);
+    let differing = || {
+        differences(
+            &relay,
+            figures(browser.evaluate(main).as_str().unwrap_or_default()),
+        )
+    };
+    eventually(
+        "the figures are those of the metrics",
+        ARRIVAL,
+        differing,
+        Vec::is_empty,
+    );
     proxy.refuse();
     world.emit(&world.sql(), "a");
     shows(&mut browser, STATE, &"bad".into());
     // The pictures have it from the next second on.
-    shows(&mut browser, "document.querySelector('.out').getAttribute('d') != ''", &true.into());
+    shows(
+        &mut browser,
+        "document.querySelector('.out').getAttribute('d') != ''",
+        &true.into(),
+    );
     browser.look(1000, 1000, "light");
     keep_picture(&mut browser, "status-page-outage.png");
     proxy.resume();
@@ -168,8 +248,18 @@ fn a_browser_shows_the_page_with_and_without_scripts() {
     browser.allow_scripts(false);
     browser.open(&url);
     let time = "document.querySelector('#about')?.textContent";
-    let first = eventually("the page is there", LIMIT, || browser.evaluate(time), Value::is_string);
-    eventually("it comes again", LIMIT, || browser.evaluate(time), |now| now.is_string() && *now != first);
+    let first = eventually(
+        "the page is there",
+        LIMIT,
+        || browser.evaluate(time),
+        Value::is_string,
+    );
+    eventually(
+        "it comes again",
+        LIMIT,
+        || browser.evaluate(time),
+        |now| now.is_string() && *now != first,
+    );
 
     browser.allow_scripts(true);
     browser.open(&url);

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::parked::{NO_TOPICS, command};
-use super::parked_hard::{all_is_well, asked_for_while_held, emit_large, open, parked, relay, world};
+use super::parked_hard::{
+    all_is_well, asked_for_while_held, emit_large, open, parked, relay, world,
+};
 use crate::support::relay::{EXIT, Relay};
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
@@ -26,27 +28,63 @@ fn a_drop_requested_during_a_retry_is_done_counted_and_logged() {
     let mut relay = run.start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    eventually("it waits", ARRIVAL, || world.number_parked(), |count| *count == 1);
+    eventually(
+        "it waits",
+        ARRIVAL,
+        || world.number_parked(),
+        |count| *count == 1,
+    );
     held.wait();
     // As `walrelay parked drop` does, without the time that a command takes to start.
     sql.run("update walrelay.parked set asked = 'drop'");
-    assert!(!relay.log().contains("failed again"), "the try is not over: {}", relay.log());
+    assert!(
+        !relay.log().contains("failed again"),
+        "the try is not over: {}",
+        relay.log()
+    );
     held.release();
-    eventually("it is dropped", ARRIVAL, || world.number_parked(), |count| *count == 0);
-    eventually("none waits", ARRIVAL, || metric(&relay, "walrelay_waiting_events"), |count| *count == 0);
+    eventually(
+        "it is dropped",
+        ARRIVAL,
+        || world.number_parked(),
+        |count| *count == 0,
+    );
+    eventually(
+        "none waits",
+        ARRIVAL,
+        || metric(&relay, "walrelay_waiting_events"),
+        |count| *count == 0,
+    );
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
     eventually("it is counted", ARRIVAL, dropped, |count| *count == 1);
-    assert_eq!(relay.log().matches("is dropped, as an operator asked").count(), 1, "{}", relay.log());
+    assert_eq!(
+        relay
+            .log()
+            .matches("is dropped, as an operator asked")
+            .count(),
+        1,
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]
 fn a_requested_retry_is_made_although_the_last_attempt_was_not_recorded() {
     let world = world();
-    let (sql, holder) = (world.sql(), world.sql());
-    let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
+    let sql = world.sql();
+    let holder = world.sql();
+    let mut relay = relay(
+        &world,
+        "mark_waiting = \"status = 'tried ' || :attempts\"\n",
+    );
     asked_for_while_held(&world, (&sql, &holder));
-    eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("are blocked"));
+    eventually(
+        "it cannot be noted",
+        ARRIVAL,
+        || relay.log(),
+        |log| log.contains("are blocked"),
+    );
     open(&world);
     holder.run("rollback");
     eventually("none waits", ARRIVAL, || parked(&sql), String::is_empty);
@@ -73,8 +111,19 @@ fn rows_deleted_from_the_parked_table_by_hand_release_their_aggregates() {
     );
     eventually("they wait no more", ARRIVAL, waiting, |count| *count == 1);
     world.emit(&sql, "a");
-    eventually("what comes behind them arrives", ARRIVAL, || world.delivered(), |count| *count == 1);
-    assert_eq!((parked(&sql).as_str(), metric(&relay, "walrelay_parked_events_total")), ("b", 3));
+    eventually(
+        "what comes behind them arrives",
+        ARRIVAL,
+        || world.delivered(),
+        |count| *count == 1,
+    );
+    assert_eq!(
+        (
+            parked(&sql).as_str(),
+            metric(&relay, "walrelay_parked_events_total")
+        ),
+        ("b", 3)
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -85,17 +134,32 @@ fn many_parked_events_are_dropped_in_few_transactions() {
     let sql = world.sql();
     let mut relay = world.run().option("--on-error", "park").start();
     relay.wait_ready();
-    sql.run(&format!("select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"));
-    eventually("they wait", ARRIVAL * 2, || world.number_parked(), |count| *count == MANY);
-    // The last of the command's transactions waits, for longer than a command shows no bar: the newest rows come first.
+    sql.run(&format!(
+        "select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"
+    ));
+    eventually(
+        "they wait",
+        ARRIVAL * 2,
+        || world.number_parked(),
+        |count| *count == MANY,
+    );
+    // The last of the command's transactions waits, for longer than a command shows no bar: the
+    // newest rows come first.
     let locker = world.sql();
     locker.run("begin; select from walrelay.parked order by id limit 1 for update");
-    let drop = command(&world, "drop").option("--class", "unroutable").flag("--yes");
+    let drop = command(&world, "drop")
+        .option("--class", "unroutable")
+        .flag("--yes");
     let output = std::thread::scope(|scope| {
         let dropped = scope.spawn(|| drop.at_terminal(""));
         let waits = "select count(*) from pg_stat_activity
              where datname = current_database() and application_name = 'walrelay parked' and wait_event_type = 'Lock'";
-        eventually("the command waits", ARRIVAL, || sql.number(waits), |count| *count == 1);
+        eventually(
+            "the command waits",
+            ARRIVAL,
+            || sql.number(waits),
+            |count| *count == 1,
+        );
         std::thread::sleep(Duration::from_millis(600));
         locker.run("commit");
         dropped.join().expect("a thread")
@@ -103,11 +167,24 @@ fn many_parked_events_are_dropped_in_few_transactions() {
     let shown = String::from_utf8_lossy(&output.stderr);
     assert!(shown.contains("4,000/4,000 events requested"), "{shown}");
     let told = String::from_utf8_lossy(&output.stdout);
-    assert!(told.contains(&format!("drop requested for {MANY} events")), "{told}");
-    eventually("none waits", MOMENTS, || world.number_parked(), |count| *count == 0);
+    assert!(
+        told.contains(&format!("drop requested for {MANY} events")),
+        "{told}"
+    );
+    eventually(
+        "none waits",
+        MOMENTS,
+        || world.number_parked(),
+        |count| *count == 0,
+    );
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
-    eventually("all are counted", ARRIVAL, dropped, |count| *count == MANY as u64);
-    let named = relay.log().matches("is dropped, as an operator asked").count();
+    eventually("all are counted", ARRIVAL, dropped, |count| {
+        *count == MANY as u64
+    });
+    let named = relay
+        .log()
+        .matches("is dropped, as an operator asked")
+        .count();
     assert!(named < MANY as usize / 20, "{named} events are named");
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

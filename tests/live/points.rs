@@ -1,4 +1,5 @@
-//! P1, P2: killed at each named point between received and confirmed, it loses and reorders nothing.
+//! P1, P2: killed at each named point between received and confirmed, it loses and reorders
+//! nothing.
 
 use walrelay_core::failpoint::POINTS;
 
@@ -8,7 +9,8 @@ use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-/// How often a relay may pass the point at most before it is killed there: seconds of the workload, no more.
+/// How often a relay may pass the point at most before it is killed there: seconds of the workload,
+/// no more.
 fn passings_max(point: &str) -> u32 {
     match point {
         // Once per message, event or ack.
@@ -29,12 +31,21 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
     for point in POINTS {
         let passings = chance.u32(0..=passings_max(point));
         eprintln!("killed at {point} after {passings} passings");
-        let writers = world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
+        let writers = world.workload(&Plan {
+            writers: 3,
+            aggregates: 8,
+            ..Plan::default()
+        });
         let mut relay = world.run().killed_at(point, passings).start();
         if point == "confirmed" {
             relay.wait_ready();
             let before = world.delivered();
-            eventually("something new arrives", ARRIVAL, || world.delivered(), |records| *records > before);
+            eventually(
+                "something new arrives",
+                ARRIVAL,
+                || world.delivered(),
+                |records| *records > before,
+            );
             relay.process.signal("TERM");
         }
         relay.wait_killed();
@@ -47,7 +58,10 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
         let again = findings.duplicates - copies;
         copies = findings.duplicates;
         eprintln!("  {again} copies");
-        assert!(point != "confirmed" || again == 0, "{again} events came again that were confirmed");
+        assert!(
+            point != "confirmed" || again == 0,
+            "{again} events came again that were confirmed"
+        );
         assert_eq!(relay.terminate(EXIT), Some(0), "{point}");
     }
 }

@@ -1,4 +1,5 @@
-//! P12: rows read from the table: the same text as from the slot, those that were not published, page by page.
+//! P12: rows read from the table: the same text as from the slot, those that were not published,
+//! page by page.
 
 mod unpublished;
 
@@ -34,18 +35,28 @@ struct Reading {
 
 impl Reading {
     fn new(url: &str) -> Reading {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let info = ConnInfo::parse(Some(url), &|_| None).expect("a URL");
-        let reader = runtime.block_on(Reader::connect(&info, "walrelay-polled")).expect("a reader");
+        let reader = runtime
+            .block_on(Reader::connect(&info, "walrelay-polled"))
+            .expect("a reader");
         Reading { runtime, reader }
     }
 
     fn facts(&self, outbox: &OutboxConfig) -> Result<TableFacts, Error> {
-        self.runtime.block_on(table_facts(self.reader.client(), outbox))
+        self.runtime
+            .block_on(table_facts(self.reader.client(), outbox))
     }
 
     fn begin(&self, adopt: Option<&str>) -> (Snapshot, Lsn) {
-        let began = self.runtime.block_on(self.reader.begin(adopt, &[])).expect("begin");
+        let began = self
+            .runtime
+            .block_on(self.reader.begin(adopt, &[]))
+            .expect("begin");
         (began.snapshot, began.wal_end)
     }
 
@@ -69,13 +80,20 @@ impl Reading {
             let mut rows = self.reader.rows(&sql).await?;
             let mut taken = Vec::new();
             while let Some(row) = rows.next().await? {
-                let first = row.values().next().flatten().map(|text| String::from_utf8_lossy(text).into_owned());
+                let first = row
+                    .values()
+                    .next()
+                    .flatten()
+                    .map(|text| String::from_utf8_lossy(text).into_owned());
                 taken.push((first.unwrap_or_default(), row.key(outbox)));
             }
             Ok::<_, Error>(taken)
         });
         let taken = taken.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-        let number = self.runtime.block_on(self.reader.count(&counted)).expect("a number");
+        let number = self
+            .runtime
+            .block_on(self.reader.count(&counted))
+            .expect("a number");
         assert_eq!(number, taken.len() as u64, "{counted}");
         taken
     }
@@ -91,14 +109,17 @@ impl Reading {
 /// The outbox a configuration file describes.
 fn outbox(toml: &str) -> OutboxConfig {
     let file = ConfigFile::new("w.toml", toml);
-    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).expect("settings");
+    let settings =
+        Settings::new(&Flags::new(), &Environment::new(), Some(&file)).expect("settings");
     settings.outboxes().expect("an outbox").remove(0)
 }
 
 /// An outbox of rows that are nothing but an id.
 fn only_ids(table: &str, more: &str) -> OutboxConfig {
-    let config =
-        format!("[outbox]\ntable = '{table}'\n{more}\n[route]\ntopic = 't'\nkey = ''\n[format]\nvalue = '{{id}}'");
+    let config = format!(
+        "[outbox]\ntable = '{table}'\n{more}\n[route]\ntopic = 't'\nkey = ''\n[format]\nvalue = \
+         '{{id}}'"
+    );
     outbox(&config)
 }
 
@@ -112,7 +133,12 @@ fn a_snapshot_that_ended_with_its_session_is_a_retryable_fault() {
     for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let reading = Reading::new(&postgres.url("postgres"));
-        let begin = |exported| reading.runtime.block_on(reading.reader.begin(Some(exported), &[])).unwrap_err();
+        let begin = |exported| {
+            reading
+                .runtime
+                .block_on(reading.reader.begin(Some(exported), &[]))
+                .unwrap_err()
+        };
         let error = begin("00000003-00000001-1");
         assert_eq!(error.kind(), Kind::PostgresUnreachable, "{major}: {error}");
         reading.end();
@@ -147,20 +173,35 @@ fn polled_values_have_the_streams_text_for_all_database_settings() {
     ] {
         sql.run(&format!("alter database {} set {setting}", world.name));
     }
-    let kinds: Vec<_> = KINDS.iter().map(|(kind, value, ..)| (*kind, *value)).chain(TOUCHY.iter().copied()).collect();
-    let columns: Vec<_> = kinds.iter().enumerate().map(|(number, (kind, _))| format!("c{number} {kind}")).collect();
+    let kinds: Vec<_> = KINDS
+        .iter()
+        .map(|(kind, value, ..)| (*kind, *value))
+        .chain(TOUCHY.iter().copied())
+        .collect();
+    let columns: Vec<_> = kinds
+        .iter()
+        .enumerate()
+        .map(|(number, (kind, _))| format!("c{number} {kind}"))
+        .collect();
     let values: Vec<_> = kinds.iter().map(|(_, value)| *value).collect();
-    sql.run(&format!("{TYPES}; drop table outbox; create table outbox (id int, {})", columns.join(", ")));
+    sql.run(&format!(
+        "{TYPES}; drop table outbox; create table outbox (id int, {})",
+        columns.join(", ")
+    ));
     let members: Vec<_> = (0..kinds.len())
         .map(|number| format!("m{number} = '{{c{number}}}'\nt{number} = '{{c{number}|text}}'"))
         .collect();
     let config = format!(
-        "[route]\ntopic = '{}'\nkey = '{{c0}}'\n[route.headers]\nraw = '{{c1}}'\n[format.envelope]\n{}",
+        "[route]\ntopic = '{}'\nkey = '{{c0}}'\n[route.headers]\nraw = \
+         '{{c1}}'\n[format.envelope]\n{}",
         world.topic(0),
         members.join("\n")
     );
     world.command("setup").config_file(&config).succeed();
-    sql.run(&format!("insert into outbox values (1, {})", values.join(", ")));
+    sql.run(&format!(
+        "insert into outbox values (1, {})",
+        values.join(", ")
+    ));
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();
     let arrived = || topic::count(&world.brokers, &world.topic(0));
@@ -177,19 +218,34 @@ fn polled_values_have_the_streams_text_for_all_database_settings() {
     let row = reading.runtime.block_on(async {
         let mut rows = reading.reader.rows(&all).await?;
         let row = rows.next().await?;
-        assert!(rows.next().await?.is_none() && rows.next().await?.is_none(), "one row");
+        assert!(
+            rows.next().await?.is_none() && rows.next().await?.is_none(),
+            "one row"
+        );
         Ok::<_, Error>(row)
     });
     let row = row.expect("rows").expect("a row");
-    let place = Place { commit_lsn: Lsn::new(1), index: 0, via: Via::Table };
+    let place = Place {
+        commit_lsn: Lsn::new(1),
+        index: 0,
+        via: Via::Table,
+    };
     let event = polled.event(place, 0, row.values()).expect("an event");
     let routed = router.route(&event).expect("a record");
     routed.with_record(|record| {
         let text = String::from_utf8_lossy(record.value.expect("a value")).into_owned();
         assert_eq!(text, streamed.value_text());
         assert_eq!(record.key.map(<[u8]>::to_vec), streamed.key);
-        for (name, value) in record.headers.iter().filter(|(name, _)| *name != "walrelay-position") {
-            let found = streamed.headers.iter().find(|(streamed, _)| streamed == name).expect(name);
+        for (name, value) in record
+            .headers
+            .iter()
+            .filter(|(name, _)| *name != "walrelay-position")
+        {
+            let found = streamed
+                .headers
+                .iter()
+                .find(|(streamed, _)| streamed == name)
+                .expect(name);
             assert_eq!(found.1, value.map(<[u8]>::to_vec), "header {name}");
         }
     });
@@ -200,7 +256,8 @@ fn pages_contain_each_row_once_in_order() {
     let world = world();
     let sql = world.sql();
     sql.run(
-        "create extension citext; create type level as enum ('low', 'high'); create domain name as text;
+        "create extension citext; create type level as enum ('low', 'high'); create domain name as \
+         text;
          create table pages (id text primary key, seq bigint generated always as identity, n numeric, at timestamptz,
                              l level, f float8, c citext unique, j json, d name, fixed char(8), nn int not null,
                              maybe text);
@@ -237,13 +294,20 @@ fn pages_contain_each_row_once_in_order() {
         let mut outbox = only_ids("pages", &more);
         outbox.columns = vec![outbox.id.clone()];
         outbox.name_rows_by(&[outbox.id.clone()], None);
-        let facts = reading.facts(&outbox).unwrap_or_else(|error| panic!("{more}: {error:?}"));
+        let facts = reading
+            .facts(&outbox)
+            .unwrap_or_else(|error| panic!("{more}: {error:?}"));
         assert!(facts.may_select);
         let all = reading.take(&outbox, &Selection::of(Which::All));
         assert_eq!(all.len(), 40);
-        let (mut paged, mut after) = (Vec::new(), None);
+        let mut paged = Vec::new();
+        let mut after = None;
         loop {
-            let selection = Selection { after: after.as_ref(), limit: Some(3), ..Selection::of(Which::All) };
+            let selection = Selection {
+                after: after.as_ref(),
+                limit: Some(3),
+                ..Selection::of(Which::All)
+            };
             let page = reading.take(&outbox, &selection);
             let Some((_, last)) = page.last() else { break };
             after = Some(last.clone());
@@ -257,7 +321,11 @@ fn pages_contain_each_row_once_in_order() {
         }
         match after {
             Some(_) => assert_eq!(paged, all, "{more}"),
-            None => assert_eq!(paged, all[..paged.len()], "{more}: up to the row without an id"),
+            None => assert_eq!(
+                paged,
+                all[..paged.len()],
+                "{more}: up to the row without an id"
+            ),
         }
     }
 }
@@ -275,23 +343,51 @@ fn settings_that_contradict_the_table_and_missing_rights_are_refused() {
     ));
     let reading = Reading::new(&world.database_url);
     let of = |more: &str| {
-        let config =
-            format!("[outbox]\ntable = 'facts'\n{more}\n[route]\ntopic = 't'\nkey = '{{v}}-{{cost}}-{{levels}}'");
+        let config = format!(
+            "[outbox]\ntable = 'facts'\n{more}\n[route]\ntopic = 't'\nkey = \
+             '{{v}}-{{cost}}-{{levels}}'"
+        );
         reading.facts(&outbox(&config))
     };
     let facts = of("").expect("facts");
-    let types: Vec<_> = facts.columns.iter().map(|column| (column.type_oid, column.type_modifier)).collect();
-    let expected = [(2950, -1), (1043, 11), (1700, 655_366), (1009, -1), (17, -1)];
+    let types: Vec<_> = facts
+        .columns
+        .iter()
+        .map(|column| (column.type_oid, column.type_modifier))
+        .collect();
+    let expected = [
+        (2950, -1),
+        (1043, 11),
+        (1700, 655_366),
+        (1009, -1),
+        (17, -1),
+    ];
     assert_eq!(types, expected, "id, v, cost, levels and payload");
     let order = facts.order.expect("an order");
-    assert_eq!((order.sql.as_str(), order.type_name.as_str(), order.not_null), ("\"n\"", "integer", true));
     assert_eq!(
-        (facts.time.as_deref(), facts.key[0].type_name.as_str(), facts.may_select),
+        (order.sql.as_str(), order.type_name.as_str(), order.not_null),
+        ("\"n\"", "integer", true)
+    );
+    assert_eq!(
+        (
+            facts.time.as_deref(),
+            facts.key[0].type_name.as_str(),
+            facts.may_select
+        ),
         (Some("created_at"), "uuid", true)
     );
-    assert_eq!(facts.oid.to_string(), sql.text("select 'facts'::regclass::oid"));
-    let order = of("order_by = '\"Odd\"'").expect("facts").order.expect("an order");
-    assert_eq!((order.type_name.as_str(), order.not_null, order.is_found), ("integer", false, false));
+    assert_eq!(
+        facts.oid.to_string(),
+        sql.text("select 'facts'::regclass::oid")
+    );
+    let order = of("order_by = '\"Odd\"'")
+        .expect("facts")
+        .order
+        .expect("an order");
+    assert_eq!(
+        (order.type_name.as_str(), order.not_null, order.is_found),
+        ("integer", false, false)
+    );
 
     let mark = "mark = 'n = 0'\n";
     for (more, said) in [
@@ -308,28 +404,50 @@ fn settings_that_contradict_the_table_and_missing_rights_are_refused() {
         (&format!("{mark}pending = 'unknown > 1'"), "outbox.pending"),
         (&format!("{mark}pending = '1'"), "outbox.pending"),
         (&format!("{mark}pending = 'count(*) > 0'"), "outbox.pending"),
-        (&format!("{mark}pending = 'v = $1'"), "outbox.pending has parameters"),
+        (
+            &format!("{mark}pending = 'v = $1'"),
+            "outbox.pending has parameters",
+        ),
         ("time = 'n'", "outbox.time"),
         ("time = 'nope'", "outbox.time"),
     ] {
         let error = of(more).expect_err(more);
         assert_eq!(error.kind(), Kind::Config, "{more}: {error}");
-        assert!(error.cause().contains(said) && error.what_to_do().is_some(), "{more}: {error}");
+        assert!(
+            error.cause().contains(said) && error.what_to_do().is_some(),
+            "{more}: {error}"
+        );
     }
-    for (table, said) in [("nope", "there is no table public.nope"), ("shown", "public.shown is not a table")] {
+    for (table, said) in [
+        ("nope", "there is no table public.nope"),
+        ("shown", "public.shown is not a table"),
+    ] {
         let error = reading.facts(&only_ids(table, "")).expect_err(table);
-        assert_eq!((error.kind(), error.cause().starts_with(said)), (Kind::Publication, true), "{error}");
+        assert_eq!(
+            (error.kind(), error.cause().starts_with(said)),
+            (Kind::Publication, true),
+            "{error}"
+        );
     }
 
     let role = format!("{}_r", world.name);
     sql.run(&format!(
-        "create role {role} login; grant select (id, x) on exact to {role}; grant select (id) on bare to {role};
+        "create role {role} login; grant select (id, x) on exact to {role}; grant select (id) on \
+         bare to {role};
                       create schema closed; create table closed.t (id text); grant select on closed.t to {role}"
     ));
     let limited = Reading::new(&Postgres::shared().url_as(&role, &world.name));
-    let may = |table: &str, more: &str| limited.facts(&only_ids(table, more)).expect(table).may_select;
+    let may = |table: &str, more: &str| {
+        limited
+            .facts(&only_ids(table, more))
+            .expect(table)
+            .may_select
+    };
     assert!(may("exact", ""));
-    assert!(!may("bare", ""), "xmin is for those who may read the whole table");
+    assert!(
+        !may("bare", ""),
+        "xmin is for those who may read the whole table"
+    );
     assert!(!may("parted", "") && !may("closed.t", ""));
     assert!(!may("closed.t", "order_by = 'id'"));
     sql.run(&format!("drop owned by {role}; drop role {role}"));
@@ -340,18 +458,30 @@ fn a_reader_fetches_rows_on_demand_and_closes_its_cursor() {
     let world = world();
     let sql = world.sql();
     let reading = Reading::new(&world.database_url);
-    let pid = reading.runtime.block_on(reading.reader.client().query_one("select pg_backend_pid()", &[]));
+    let pid = reading.runtime.block_on(
+        reading
+            .reader
+            .client()
+            .query_one("select pg_backend_pid()", &[]),
+    );
     let pid: i32 = pid.expect("a process id").get(0);
     let mut rows = reading.runtime.block_on(async {
-        let sql = "select i::text, repeat('x', 1000), i::text, i::text, null from generate_series(1, 100000000) i";
+        let sql = "select i::text, repeat('x', 1000), i::text, i::text, null from \
+                   generate_series(1, 100000000) i";
         let mut rows = reading.reader.rows(sql).await?;
         for _ in 0..3 {
             rows.next().await?;
         }
         Ok::<_, Error>(rows)
     });
-    let waits = || sql.text(&format!("select wait_event from pg_stat_activity where pid = {pid}"));
-    eventually("the server waits for the reader", SOON, waits, |wait| wait == "ClientWrite");
+    let waits = || {
+        sql.text(&format!(
+            "select wait_event from pg_stat_activity where pid = {pid}"
+        ))
+    };
+    eventually("the server waits for the reader", SOON, waits, |wait| {
+        wait == "ClientWrite"
+    });
     // And goes on when rows are taken again.
     let taken = reading.runtime.block_on(async {
         let rows = rows.as_mut().expect("rows");
@@ -367,7 +497,11 @@ fn a_reader_fetches_rows_on_demand_and_closes_its_cursor() {
     taken.expect("rows");
     let Reading { runtime, reader } = reading;
     drop((rows, reader));
-    let left = || sql.number(&format!("select count(*) from pg_stat_activity where pid = {pid}"));
+    let left = || {
+        sql.number(&format!(
+            "select count(*) from pg_stat_activity where pid = {pid}"
+        ))
+    };
     eventually("its session ends", SOON, left, |left| *left == 0);
     drop(runtime);
 }

@@ -32,9 +32,15 @@ fn a_server_crash_that_loses_confirmed_lsns_causes_no_duplicates() {
         postgres.start();
         went_back += u64::from(world.confirmed() < confirmed);
     }
-    assert!(relay.process.exited().is_none(), "a crash of Postgres ended the relay");
+    assert!(
+        relay.process.exited().is_none(),
+        "a crash of Postgres ended the relay"
+    );
     let findings = world.assert_all_delivered();
-    eprintln!("{} crashes, {went_back} of them took the slot back", restarts());
+    eprintln!(
+        "{} crashes, {went_back} of them took the slot back",
+        restarts()
+    );
     assert_eq!(findings.duplicates, 0);
 }
 
@@ -43,16 +49,26 @@ fn a_server_crash_under_load_loses_and_reorders_nothing() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.relay();
-    let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+    let writers = world.workload(&Plan {
+        writers: 6,
+        ..Plan::default()
+    });
     for _ in 0..restarts() {
         writers.wait_for(80);
         postgres.kill_hard();
         postgres.start();
     }
     writers.stop();
-    assert!(relay.process.exited().is_none(), "a crash of Postgres ended the relay");
+    assert!(
+        relay.process.exited().is_none(),
+        "a crash of Postgres ended the relay"
+    );
     let findings = world.assert_all_delivered();
-    eprintln!("{} crashes under load, {} copies", restarts(), findings.duplicates);
+    eprintln!(
+        "{} crashes under load, {} copies",
+        restarts(),
+        findings.duplicates
+    );
 }
 
 #[test]
@@ -74,7 +90,11 @@ fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
         let mut relay = world.run().option("--state-store", store).start();
         relay.wait_ready();
         world.emit(&world.sql(), "a");
-        assert_eq!(world.assert_all_delivered().duplicates, copies, "a clean stop made copies in {store}");
+        assert_eq!(
+            world.assert_all_delivered().duplicates,
+            copies,
+            "a clean stop made copies in {store}"
+        );
     }
 }
 
@@ -90,11 +110,17 @@ fn a_recreated_slot_is_refused() {
     let name = &world.name;
     sql.run(&format!("select pg_drop_replication_slot('{name}')"));
     world.emit(&sql, "lost to the slot");
-    sql.run(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+    sql.run(&format!(
+        "select pg_create_logical_replication_slot('{name}', 'pgoutput')"
+    ));
     world.emit(&sql, "after");
     let mut relay = world.run().start();
     assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
-    assert!(relay.log().contains("--adopt-slot"), "no remedy is named:\n{}", relay.log());
+    assert!(
+        relay.log().contains("--adopt-slot"),
+        "no remedy is named:\n{}",
+        relay.log()
+    );
     assert_eq!(world.delivered(), 1);
 }
 
@@ -109,7 +135,10 @@ fn another_server_under_the_same_key_is_refused() {
     let other = Postgres::private(15, &[]);
     let elsewhere = World::on(&other, &world.brokers);
     elsewhere.emit(&elsewhere.sql(), "a");
-    let mut relay = elsewhere.run().config_file(&format!("[state]\nkey = \"{}\"\n", world.name)).start();
+    let mut relay = elsewhere
+        .run()
+        .config_file(&format!("[state]\nkey = \"{}\"\n", world.name))
+        .start();
     assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
     assert_eq!(elsewhere.delivered(), 0);
 }
@@ -118,8 +147,15 @@ fn another_server_under_the_same_key_is_refused() {
 fn another_cluster_at_the_brokers_address_stops_the_relay_and_nothing_is_lost_to_the_first() {
     let kafka = Kafka::private();
     let worlds = [(); 2].map(|()| World::on(Postgres::shared(), kafka.brokers()));
-    let settings = [("--state-store", "postgres"), ("--guarantee", "exactly-once")];
-    let run = |number: usize| worlds[number].run().option(settings[number].0, settings[number].1);
+    let settings = [
+        ("--state-store", "postgres"),
+        ("--guarantee", "exactly-once"),
+    ];
+    let run = |number: usize| {
+        worlds[number]
+            .run()
+            .option(settings[number].0, settings[number].1)
+    };
     let mut relays = [0, 1].map(|number| run(number).start());
     relays.iter_mut().for_each(Relay::wait_ready);
     let writers = [0, 1].map(|number| worlds[number].workload(&Plan::default()));
@@ -176,6 +212,10 @@ fn an_older_copy_of_the_server_is_refused() {
 }
 
 fn copy(from: &std::path::Path, to: &std::path::Path) {
-    let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp");
+    let copied = Command::new("cp")
+        .arg("-a")
+        .args([from, to])
+        .status()
+        .expect("cp");
     assert!(copied.success());
 }

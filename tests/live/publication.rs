@@ -1,4 +1,5 @@
-//! P8: publication and table altered under way, and session settings that change the text of a value.
+//! P8: publication and table altered under way, and session settings that change the text of a
+//! value.
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ fn running(world: &World) -> Relay {
     relay
 }
 
-/// The relay stops for its publication after `change`, and confirms nothing of what is written after it.
+/// The relay stops for its publication after `change`, and confirms nothing of what is written
+/// after it.
 #[track_caller]
 fn assert_noticed(world: &World, mut relay: Relay, change: &str) -> String {
     let sql = world.sql();
@@ -30,7 +32,10 @@ fn assert_noticed(world: &World, mut relay: Relay, change: &str) -> String {
     world.emit(&sql, "a");
     let code = relay.wait_exit(NOTICED);
     assert_eq!(code, PUBLICATION, "after {change}:\n{}", relay.log());
-    assert!(world.confirmed() <= changed_at, "confirmed an event nobody published, after {change}");
+    assert!(
+        world.confirmed() <= changed_at,
+        "confirmed an event nobody published, after {change}"
+    );
     relay.log()
 }
 
@@ -39,15 +44,32 @@ fn assert_noticed(world: &World, mut relay: Relay, change: &str) -> String {
 fn assert_mended(world: &World, relay: Relay, change: &str) {
     let log = assert_noticed(world, relay, change);
     let (_, remedy) = last_words(&log);
-    assert!(remedy.contains("`walrelay replay --") && remedy.contains("` publishes them"), "{remedy}");
+    assert!(
+        remedy.contains("`walrelay replay --") && remedy.contains("` publishes them"),
+        "{remedy}"
+    );
     world.sql().run(statements(remedy));
-    let replay = world.command("replay").option("--brokers", &world.brokers).option("--where", "true").flag("--yes");
+    let replay = world
+        .command("replay")
+        .option("--brokers", &world.brokers)
+        .option("--where", "true")
+        .flag("--yes");
     replay.succeed();
     let run = world.run();
-    let mut relay = if remedy.contains("--adopt-slot") { run.flag("--adopt-slot") } else { run }.start();
+    let mut relay = if remedy.contains("--adopt-slot") {
+        run.flag("--adopt-slot")
+    } else {
+        run
+    }
+    .start();
     relay.wait_ready();
     world.emit(&world.sql(), "a");
-    eventually("every row has arrived", ARRIVAL, || world.check().lost.len(), |lost| *lost == 0);
+    eventually(
+        "every row has arrived",
+        ARRIVAL,
+        || world.check().lost.len(),
+        |lost| *lost == 0,
+    );
 }
 
 #[test]
@@ -57,7 +79,11 @@ fn a_dropped_publication_is_noticed_on_every_major() {
         let postgres = Postgres::private(major, &[]);
         let world = World::on(&postgres, Kafka::shared().brokers());
         let relay = running(&world);
-        assert_noticed(&world, relay, &format!("drop publication walrelay_{}", world.name));
+        assert_noticed(
+            &world,
+            relay,
+            &format!("drop publication walrelay_{}", world.name),
+        );
     }
 }
 
@@ -86,7 +112,9 @@ fn a_publication_recreated_while_no_relay_runs_is_noticed() {
     sql.run(&format!("drop publication walrelay_{name}"));
     // Not in the log's eyes: whatever commits here is published to nobody.
     world.emit(&sql, "a");
-    sql.run(&format!("create publication walrelay_{name} for table outbox with (publish = 'insert')"));
+    sql.run(&format!(
+        "create publication walrelay_{name} for table outbox with (publish = 'insert')"
+    ));
     let mut relay = world.run().start();
     let code = relay.wait_exit(NOTICED);
     assert!(matches!(code, Some(15 | 16)), "{code:?}\n{}", relay.log());
@@ -107,7 +135,14 @@ fn a_table_removed_from_the_publication_is_noticed() {
     let world = World::keeping();
     world.setup();
     let relay = running(&world);
-    assert_mended(&world, relay, &format!("alter publication walrelay_{} drop table outbox", world.name));
+    assert_mended(
+        &world,
+        relay,
+        &format!(
+            "alter publication walrelay_{} drop table outbox",
+            world.name
+        ),
+    );
 }
 
 #[test]
@@ -115,14 +150,20 @@ fn a_row_filter_is_noticed() {
     let world = World::keeping();
     world.setup();
     let relay = running(&world);
-    let change = format!("alter publication walrelay_{} set table outbox where (aggregateid <> 'a')", world.name);
+    let change = format!(
+        "alter publication walrelay_{} set table outbox where (aggregateid <> 'a')",
+        world.name
+    );
     assert_mended(&world, relay, &change);
 }
 
 #[test]
 fn a_relay_refuses_to_start_with_a_row_filter() {
     let world = World::new();
-    let change = format!("alter publication walrelay_{} set table outbox where (aggregateid <> 'a')", world.name);
+    let change = format!(
+        "alter publication walrelay_{} set table outbox where (aggregateid <> 'a')",
+        world.name
+    );
     world.sql().run(&change);
     let mut relay = world.run().start();
     assert_eq!(relay.wait_exit(NOTICED), PUBLICATION, "{}", relay.log());
@@ -136,50 +177,88 @@ fn database_and_role_settings_change_no_record() {
     world.setup();
     let insert = |key: &str| {
         let kind = world.kind(0);
-        world
-            .sql()
-            .run(&format!("insert into outbox values (gen_random_uuid(), '{kind}', '{key}', 'T', '\\x00ff27225c0a')"));
+        world.sql().run(&format!(
+            "insert into outbox values (gen_random_uuid(), '{kind}', '{key}', 'T', \
+                           '\\x00ff27225c0a')"
+        ));
     };
     let mut relay = world.relay();
     insert("plain");
-    eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 1);
+    eventually(
+        "it arrives",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 1,
+    );
     assert_eq!(relay.terminate(EXIT), Some(0));
 
     let name = &world.name;
-    for setting in ["bytea_output = 'escape'", "datestyle = 'German, DMY'", "timezone = 'Asia/Kolkata'"] {
+    for setting in [
+        "bytea_output = 'escape'",
+        "datestyle = 'German, DMY'",
+        "timezone = 'Asia/Kolkata'",
+    ] {
         sql.run(&format!("alter database {name} set {setting}"));
     }
-    sql.run(&format!("alter database {name} set client_encoding = 'LATIN1'"));
-    sql.run(&format!("alter database {name} set extra_float_digits = -5"));
+    sql.run(&format!(
+        "alter database {name} set client_encoding = 'LATIN1'"
+    ));
+    sql.run(&format!(
+        "alter database {name} set extra_float_digits = -5"
+    ));
     let _relay = world.relay();
     insert("grün-ключ");
-    eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 2);
+    eventually(
+        "it arrives",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 2,
+    );
     let records = world.records(0);
     assert_eq!(records[0].value, records[1].value);
-    assert!(records.iter().any(|record| record.key.as_deref() == Some("grün-ключ".as_bytes())));
+    assert!(
+        records
+            .iter()
+            .any(|record| record.key.as_deref() == Some("grün-ключ".as_bytes()))
+    );
 }
 
 #[test]
 fn one_of_two_memberships_may_go_while_the_other_publishes_the_rows() {
     let world = World::keeping();
-    let (sql, of) = (world.sql(), &world.name);
+    let sql = world.sql();
+    let of = &world.name;
     world.setup();
-    sql.run(&format!("alter publication walrelay_{of} add tables in schema public"));
+    sql.run(&format!(
+        "alter publication walrelay_{of} add tables in schema public"
+    ));
     let run = world.run().option("--state-store", "postgres");
     let mut relay = run.start();
     relay.wait_ready();
-    sql.run(&format!("alter publication walrelay_{of} drop table outbox"));
+    sql.run(&format!(
+        "alter publication walrelay_{of} drop table outbox"
+    ));
     let stored = || {
         world.emit(&sql, "a");
         sql.number("select jsonb_array_length(value->'membership_oids') from walrelay.position")
     };
-    eventually("what is stored has one of them", ARRIVAL, stored, |memberships| *memberships == 1);
+    eventually(
+        "what is stored has one of them",
+        ARRIVAL,
+        stored,
+        |memberships| *memberships == 1,
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     // The table was not taken out and added again.
     let mut relay = run.start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(
+        world.assert_all_delivered().duplicates,
+        0,
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -191,9 +270,13 @@ fn rows_of_a_time_without_inserts_are_read_from_the_table() {
     let sql = world.sql();
     let of = &world.name;
     let flip = |aggregate: &str| {
-        sql.run(&format!("alter publication walrelay_{of} set (publish = 'update')"));
+        sql.run(&format!(
+            "alter publication walrelay_{of} set (publish = 'update')"
+        ));
         (0..7).for_each(|_| world.emit(&sql, aggregate));
-        sql.run(&format!("alter publication walrelay_{of} set (publish = 'insert')"));
+        sql.run(&format!(
+            "alter publication walrelay_{of} set (publish = 'insert')"
+        ));
     };
     world.emit(&sql, "before");
     world.wait_confirmed(ARRIVAL);
@@ -202,8 +285,17 @@ fn rows_of_a_time_without_inserts_are_read_from_the_table() {
     flip("away");
     world.emit(&sql, "after");
     let mut relay = world.relay();
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
-    assert!(relay.log().contains("publication_altered"), "{}", relay.log());
+    assert_eq!(
+        world.assert_all_delivered().duplicates,
+        0,
+        "{}",
+        relay.log()
+    );
+    assert!(
+        relay.log().contains("publication_altered"),
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0));
 
     // A relay that is not to read the table stops instead.
@@ -211,7 +303,12 @@ fn rows_of_a_time_without_inserts_are_read_from_the_table() {
     let mut relay = world.run().option("--on-slot-loss", "stop").start();
     assert_eq!(relay.wait_exit(NOTICED), PUBLICATION, "{}", relay.log());
     let mut relay = world.relay();
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(
+        world.assert_all_delivered().duplicates,
+        0,
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
@@ -223,15 +320,24 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     let kind = world.kind(0);
     let into = |table: &str, n: i64| {
         sql.run(&format!(
-            "insert into {table} (id, aggregatetype, aggregateid, payload, seq) overriding system value
+            "insert into {table} (id, aggregatetype, aggregateid, payload, seq) overriding system \
+             value
              values (gen_random_uuid(), '{kind}', 'c', '{{\"v\": {n}}}', {n})"
         ));
     };
     let stops = |mut relay: Relay, cause: &str, remedy: &str| {
-        assert_eq!(relay.wait_exit(NOTICED), PUBLICATION, "{cause}: {}", relay.log());
+        assert_eq!(
+            relay.wait_exit(NOTICED),
+            PUBLICATION,
+            "{cause}: {}",
+            relay.log()
+        );
         let log = relay.log();
         let (error, fix) = last_words(&log);
-        assert!(error.contains(cause) && fix.contains(remedy), "{cause}, {remedy}: {log}");
+        assert!(
+            error.contains(cause) && fix.contains(remedy),
+            "{cause}, {remedy}: {log}"
+        );
         statements(fix).to_owned()
     };
     let relay = running(&world);
@@ -239,17 +345,32 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     into("child", 1000);
     world.emit(&sql, "a");
     let remedy = "alter table public.child no inherit public.outbox";
-    stops(relay, "tables inherit from public.outbox (public.child)", remedy);
-    let pasted = stops(world.run().start(), "tables inherit from public.outbox (public.child)", remedy);
+    stops(
+        relay,
+        "tables inherit from public.outbox (public.child)",
+        remedy,
+    );
+    let pasted = stops(
+        world.run().start(),
+        "tables inherit from public.outbox (public.child)",
+        remedy,
+    );
 
     // What a SELECT finds is what `verify` goes by, and `replay` publishes it.
-    let verify = world.command("verify").option("--brokers", &world.brokers).option("--grace", "0s").flag("--json");
+    let verify = world
+        .command("verify")
+        .option("--brokers", &world.brokers)
+        .option("--grace", "0s")
+        .flag("--json");
     let missing = || {
         let json: serde_json::Value = serde_json::from_slice(&verify.output().stdout).unwrap();
         json["total"]["missing"].as_u64()
     };
     assert_eq!(missing(), Some(1));
-    let replay = world.command("replay").option("--brokers", &world.brokers).option("--where", "seq = 1000");
+    let replay = world
+        .command("replay")
+        .option("--brokers", &world.brokers)
+        .option("--where", "seq = 1000");
     replay.flag("--yes").succeed();
     assert_eq!(missing(), Some(0));
     sql.run(&pasted);
@@ -258,24 +379,44 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     sql.run("create function same() returns trigger language plpgsql as 'begin return new; end'");
     sql.run("create trigger defaults before insert on outbox for each row execute function same()");
     world.emit(&sql, "a");
-    let told = || relay.log().matches("a trigger runs before each insert of a row (defaults on public.outbox)").count();
+    let told = || {
+        relay
+            .log()
+            .matches("a trigger runs before each insert of a row (defaults on public.outbox)")
+            .count()
+    };
     eventually("the trigger is named", ARRIVAL, told, |count| *count == 1);
     assert!(relay.is_ready(), "{}", relay.log());
 
     sql.run("create table aside (like outbox)");
-    sql.run("create rule moves as on insert to outbox where new.type = 'X' do instead insert into aside select new.*");
+    sql.run(
+        "create rule moves as on insert to outbox where new.type = 'X' do instead insert into \
+             aside select new.*",
+    );
     world.emit(&sql, "a");
-    sql.run(&stops(relay, "rules of public.outbox replace an insert", "drop rule moves on public.outbox"));
+    sql.run(&stops(
+        relay,
+        "rules of public.outbox replace an insert",
+        "drop rule moves on public.outbox",
+    ));
 
     sql.run("create access method other type table handler heap_tableam_handler");
     sql.run("alter table outbox set access method other");
-    sql.run(&stops(world.run().start(), "has the access method other", "set access method heap"));
+    sql.run(&stops(
+        world.run().start(),
+        "has the access method other",
+        "set access method heap",
+    ));
     world.relay();
     // A poller reads any access method, and no child.
     sql.run("create table child_2 () inherits (outbox)");
     let polls = world.run().option("--mode", "poll");
     let cause = "tables inherit from public.outbox (public.child_2)";
-    sql.run(&stops(polls.start(), cause, "alter table public.child_2 no inherit"));
+    sql.run(&stops(
+        polls.start(),
+        cause,
+        "alter table public.child_2 no inherit",
+    ));
     polls.start().wait_ready();
 }
 
@@ -284,12 +425,19 @@ fn rows_of_a_table_that_joined_the_publication_are_counted_and_named_once() {
     let world = World::new();
     let sql = world.sql();
     let relay = running(&world);
-    sql.run(&format!("create table orders (n int); alter publication walrelay_{} add table orders", world.name));
+    sql.run(&format!(
+        "create table orders (n int); alter publication walrelay_{} add table orders",
+        world.name
+    ));
     sql.run("insert into orders select generate_series(1, 5)");
     let counted = || relay.metric("walrelay_ignored_messages_total{op=\"insert\"}");
-    eventually("they are counted", ARRIVAL, counted, |inserts| *inserts == Some(5.0));
+    eventually("they are counted", ARRIVAL, counted, |inserts| {
+        *inserts == Some(5.0)
+    });
     sql.run("insert into orders values (6)");
-    eventually("it is counted", ARRIVAL, counted, |inserts| *inserts == Some(6.0));
+    eventually("it is counted", ARRIVAL, counted, |inserts| {
+        *inserts == Some(6.0)
+    });
     let log = relay.log();
     assert_eq!(log.matches("other_table_found").count(), 1, "{log}");
     assert!(log.contains("public.orders"), "{log}");
@@ -302,17 +450,34 @@ fn start_and_recovery_read_the_catalogs_of_all_outboxes_together() {
     // The first lines of sql/source/catalog.sql and sql/table.sql.
     let asked = || {
         let text = std::fs::read_to_string(&log).unwrap();
-        ["-- The publication, the outbox tables", "-- A table by schema"].map(|first| text.matches(first).count())
+        [
+            "-- The publication, the outbox tables",
+            "-- A table by schema",
+        ]
+        .map(|first| text.matches(first).count())
     };
     let started_with = |outboxes: usize| {
         let world = World::keeping_on(&postgres, Kafka::shared().brokers());
-        let names = (0..outboxes).map(|n| format!("outbox_{n}")).collect::<Vec<_>>();
-        names.iter().for_each(|name| world.sql().run(&format!("create table {name} (like outbox including all)")));
-        let toml: String = names.iter().map(|name| format!("[[outbox]]\ntable = \"public.{name}\"\n")).collect();
+        let names = (0..outboxes)
+            .map(|n| format!("outbox_{n}"))
+            .collect::<Vec<_>>();
+        names.iter().for_each(|name| {
+            world
+                .sql()
+                .run(&format!("create table {name} (like outbox including all)"))
+        });
+        let toml: String = names
+            .iter()
+            .map(|name| format!("[[outbox]]\ntable = \"public.{name}\"\n"))
+            .collect();
         world.command("setup").config_file(&toml).succeed();
         let before = asked();
         // It reads the tables before it streams.
-        let mut relay = world.run().config_file(&toml).option("--backlog", "all").start();
+        let mut relay = world
+            .run()
+            .config_file(&toml)
+            .option("--backlog", "all")
+            .start();
         relay.wait_ready();
         let now = asked();
         [now[0] - before[0], now[1] - before[1]]

@@ -1,4 +1,5 @@
-//! P9: what an error says to do, done: the commands in it are run as they stand, and then there is no error.
+//! P9: what an error says to do, done: the commands in it are run as they stand, and then there is
+//! no error.
 
 use super::upkeep::database;
 use crate::support::relay::{Relay, RelayCommand, last_words};
@@ -32,9 +33,14 @@ fn refused(command: &RelayCommand, code: i32) -> (String, String) {
 /// The commands in `remedy`, one after the other; nobody is there to be asked.
 #[track_caller]
 fn pasted(remedy: &str) -> Vec<String> {
-    let is_command = |rest: &&str| rest.split_once(' ').is_some_and(|(_, flags)| flags.starts_with("--"));
+    let is_command = |rest: &&str| {
+        rest.split_once(' ')
+            .is_some_and(|(_, flags)| flags.starts_with("--"))
+    };
     let commands = remedy.split("walrelay ").skip(1).filter(is_command);
-    let commands: Vec<&str> = commands.filter_map(|rest| rest.split(['`', ',', ';']).next()).collect();
+    let commands: Vec<&str> = commands
+        .filter_map(|rest| rest.split(['`', ',', ';']).next())
+        .collect();
     assert!(!commands.is_empty(), "nothing to paste in {remedy}");
     let run = |text: &&str| {
         let mut words = text.split_whitespace().map(|word| word.trim_matches('\''));
@@ -48,7 +54,8 @@ fn pasted(remedy: &str) -> Vec<String> {
     commands.iter().map(run).collect()
 }
 
-/// The SQL in `remedy`, as somebody marks it to paste it: from its first verb to the end of the sentence, with a remark.
+/// The SQL in `remedy`, as somebody marks it to paste it: from its first verb to the end of the
+/// sentence, with a remark.
 #[track_caller]
 pub(super) fn statements(remedy: &str) -> &str {
     const VERBS: [&str; 6] = ["alter ", "begin;", "create ", "drop ", "grant ", "select "];
@@ -67,21 +74,34 @@ fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
     world.relay();
 
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
-    let (sql, name) = (world.sql(), &world.name);
+    let sql = world.sql();
+    let name = &world.name;
     sql.run(
         "drop table outbox;
          create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text)
              partition by list (type);
          create table outbox_t partition of outbox for values in ('T')",
     );
-    sql.run(&format!("create publication walrelay_{name} for table outbox with (publish = 'insert')"));
-    sql.run(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+    sql.run(&format!(
+        "create publication walrelay_{name} for table outbox with (publish = 'insert')"
+    ));
+    sql.run(&format!(
+        "select pg_create_logical_replication_slot('{name}', 'pgoutput')"
+    ));
     // The position of one table is none for another.
-    let of = |table: &str| world.run().option("--table", table).option("--state-store", "slot");
+    let of = |table: &str| {
+        world
+            .run()
+            .option("--table", table)
+            .option("--state-store", "slot")
+    };
     let started = |table: &str| {
         let mut relay = of(table).start();
         relay.wait_ready();
-        sql.run(&format!("insert into outbox values (1, '{}', 'a', 'T', '{{}}')", world.kind(0)));
+        sql.run(&format!(
+            "insert into outbox values (1, '{}', 'a', 'T', '{{}}')",
+            world.kind(0)
+        ));
         world.wait_confirmed(ARRIVAL);
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
         world.delivered()
@@ -91,7 +111,10 @@ fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
     sql.run(statements(&remedy));
     sql.run("alter table outbox_t set unlogged");
     let (error, remedy) = refused(&of("public.outbox"), 15);
-    assert!(error.contains("partition public.outbox_t of public.outbox is unlogged"), "{error}");
+    assert!(
+        error.contains("partition public.outbox_t of public.outbox is unlogged"),
+        "{error}"
+    );
     sql.run(statements(&remedy));
     assert_eq!(started("public.outbox"), 1);
     let (error, remedy) = refused(&of("public.outbox_t"), 15);
@@ -103,21 +126,36 @@ fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
 #[test]
 fn the_grants_that_a_clean_up_prints_are_enough_for_it() {
     let world = World::bare(Postgres::shared(), "127.0.0.1:9");
-    let (sql, role) = (world.sql(), format!("{}_cleaner", world.name));
+    let sql = world.sql();
+    let role = format!("{}_cleaner", world.name);
     sql.run(&format!(
         "create schema \"Shop\"; create role {role} login;
-         create table \"Shop\".outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text,
+         create table \"Shop\".outbox (id bigint, aggregatetype text, aggregateid text, type text, \
+                        payload text,
              created_at timestamptz default now(), sent boolean)"
     ));
-    let file = "[outbox]\ntable = '\"Shop\".outbox'\npending = \"not sent\"\nmark = \"sent = true\"\n";
-    let cleanup = world.command("cleanup").option("--database-url", &Postgres::shared().url_as(&role, &world.name));
-    let cleanup = cleanup.config_file(file).option("--older-than", "1d").flag("--yes");
+    let file =
+        "[outbox]\ntable = '\"Shop\".outbox'\npending = \"not sent\"\nmark = \"sent = true\"\n";
+    let cleanup = world.command("cleanup").option(
+        "--database-url",
+        &Postgres::shared().url_as(&role, &world.name),
+    );
+    let cleanup = cleanup
+        .config_file(file)
+        .option("--older-than", "1d")
+        .flag("--yes");
     for may_read in [false, true] {
         sql.run(&format!("drop owned by {role}"));
         if may_read {
-            sql.run(&format!("grant usage on schema \"Shop\" to {role}; grant select on \"Shop\".outbox to {role}"));
+            sql.run(&format!(
+                "grant usage on schema \"Shop\" to {role}; grant select on \
+                              \"Shop\".outbox to {role}"
+            ));
         }
-        sql.run("insert into \"Shop\".outbox (id, created_at, sent) values (1, now() - interval '2 days', true)");
+        sql.run(
+            "insert into \"Shop\".outbox (id, created_at, sent) values (1, now() - interval '2 \
+                 days', true)",
+        );
         let (_, remedy) = refused(&cleanup, 11);
         sql.run(statements(&remedy));
         cleanup.succeed();
@@ -134,33 +172,57 @@ fn the_command_that_the_log_prints_for_an_event_that_was_given_up_delivers_it() 
     let topic = world.topic(0);
     topic::create(&world.brokers, &topic, 1, &[]);
     let file = format!(
-        "[database]\nurl = '{}'\n[kafka]\nbrokers = '{}'\n[delivery]\ndead_letter_topic = '{}.dead'\n",
+        "[database]\nurl = '{}'\n[kafka]\nbrokers = '{}'\n[delivery]\ndead_letter_topic = \
+         '{}.dead'\n",
         world.database_url, world.brokers, world.name
     );
-    for (on_error, named) in [("park", "parked retry"), ("dead-letter", "replay"), ("skip", "replay")] {
+    for (on_error, named) in [
+        ("park", "parked retry"),
+        ("dead-letter", "replay"),
+        ("skip", "replay"),
+    ] {
         topic::alter(&world.brokers, &topic, &[("max.message.bytes", "1000")]);
-        let mut relay = world.run().config_file(&file).option("--on-error", on_error).start();
+        let mut relay = world
+            .run()
+            .config_file(&file)
+            .option("--on-error", on_error)
+            .start();
         relay.wait_ready();
         // Hexadecimal noise, so that no compression brings it below the limit.
         let insert = format!(
-            "insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), '{}', 'bad',
+            "insert into outbox (id, aggregatetype, aggregateid, type, payload) values \
+             (gen_random_uuid(), '{}', 'bad',
              'Bad', (select jsonb_agg(md5(random()::text)) from generate_series(1, 200) n)) returning id::text",
             world.kind(0)
         );
         let bad: String = sql.rows(&insert, &[])[0].get(0);
         let fix = || {
             let log = relay.log();
-            let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+            let lines = log
+                .lines()
+                .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
             let mut fixes = lines.filter_map(|line| Some(line["fix"].as_str()?.to_owned()));
             fixes.find(|fix| fix.contains(&bad)).unwrap_or_default()
         };
-        let fix = eventually("the log names the event", ARRIVAL, fix, |fix| !fix.is_empty());
-        let (_, line) = fix.split_once("walrelay ").unwrap_or_else(|| panic!("{fix}"));
-        assert!(line.starts_with(named) && fix.contains("max.message.bytes"), "{fix}");
+        let fix = eventually("the log names the event", ARRIVAL, fix, |fix| {
+            !fix.is_empty()
+        });
+        let (_, line) = fix
+            .split_once("walrelay ")
+            .unwrap_or_else(|| panic!("{fix}"));
+        assert!(
+            line.starts_with(named) && fix.contains("max.message.bytes"),
+            "{fix}"
+        );
         topic::alter(&world.brokers, &topic, &[("max.message.bytes", "1000000")]);
         // Nobody is there to be asked. The line names the file with the database and the brokers.
         command(line).flag("--yes").succeed();
-        let has_it = || world.records(0).iter().any(|record| record.header("id") == bad);
+        let has_it = || {
+            world
+                .records(0)
+                .iter()
+                .any(|record| record.header("id") == bad)
+        };
         eventually("it is delivered", ARRIVAL, has_it, |has_it| *has_it);
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
     }
@@ -173,12 +235,20 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
     sql.run(&format!("drop publication walrelay_{}", world.name));
     world.emit(&sql, "a");
     let (error, remedy) = refused(&world.run(), 15);
-    assert!(error.contains(&format!("there is no publication walrelay_{}", world.name)), "{error}");
+    assert!(
+        error.contains(&format!("there is no publication walrelay_{}", world.name)),
+        "{error}"
+    );
     pasted(&remedy);
     let mut relay = world.relay();
     world.emit(&sql, "a");
     world.wait_confirmed(ARRIVAL);
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(
+        world.assert_all_delivered().duplicates,
+        0,
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(ARRIVAL), Some(0));
     // And with setup's own words.
     sql.run(&format!("drop publication walrelay_{}", world.name));
@@ -192,13 +262,21 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
 #[test]
 fn a_publication_that_the_stream_misses_is_repaired_by_its_remedy() {
     let (world, sql, mut relay) = relaying();
-    sql.run(&format!("alter publication walrelay_{0} rename to other_{0}", world.name));
+    sql.run(&format!(
+        "alter publication walrelay_{0} rename to other_{0}",
+        world.name
+    ));
     world.emit(&sql, "a");
     assert_eq!(relay.wait_exit(ARRIVAL), Some(15), "{}", relay.log());
     let log = relay.log();
     let (_, remedy) = last_words(&log);
-    let (commands, start) = remedy.split_once("walrelay run").unwrap_or_else(|| panic!("{remedy}"));
-    assert!(start.contains("reads from the table what was not published"), "{remedy}");
+    let (commands, start) = remedy
+        .split_once("walrelay run")
+        .unwrap_or_else(|| panic!("{remedy}"));
+    assert!(
+        start.contains("reads from the table what was not published"),
+        "{remedy}"
+    );
     pasted(commands);
     let _relay = world.relay();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
@@ -211,7 +289,10 @@ fn a_dropped_table_is_repaired_by_its_remedy() {
     let (error, remedy) = refused(&world.run(), 15);
     assert!(error.contains("there is no table public.outbox"), "{error}");
     let told = pasted(&remedy).concat();
-    assert!(told.contains("add table \"public\".\"outbox\"") && !told.contains("--backlog"), "{told}");
+    assert!(
+        told.contains("add table \"public\".\"outbox\"") && !told.contains("--backlog"),
+        "{told}"
+    );
     let _relay = world.relay();
     world.emit(&world.sql(), "a");
     world.wait_confirmed(ARRIVAL);
@@ -221,7 +302,9 @@ fn a_dropped_table_is_repaired_by_its_remedy() {
 /// The words of the command between backticks after `lead`, as a shell reads them.
 #[track_caller]
 fn command_after(remedy: &str, lead: &str) -> RelayCommand {
-    let (_, rest) = remedy.split_once(&format!("{lead}`walrelay ")).unwrap_or_else(|| panic!("{remedy}"));
+    let (_, rest) = remedy
+        .split_once(&format!("{lead}`walrelay "))
+        .unwrap_or_else(|| panic!("{remedy}"));
     command(rest.split('`').next().unwrap())
 }
 
@@ -244,15 +327,21 @@ fn command(line: &str) -> RelayCommand {
 #[test]
 fn an_event_that_stops_the_relay_is_given_up_by_one_recipe_in_each_mode() {
     // No topic; and more than the producer sends.
-    for (mode, kind, payload, code) in
-        [("slot", "null", "'{}'", 20), ("poll", "$1", "to_jsonb(repeat('x', 2000000))", 21)]
-    {
+    for (mode, kind, payload, code) in [
+        ("slot", "null", "'{}'", 20),
+        ("poll", "$1", "to_jsonb(repeat('x', 2000000))", 21),
+    ] {
         let world = World::keeping();
         let sql = world.sql();
         sql.run("alter table outbox add published_at timestamptz");
         world.setup();
-        let file = "[outbox]\nmark = \"published_at = now()\"\npending = \"published_at is null\"\n";
-        let run = world.run().config_file(file).option("--mode", mode).option("--backlog", "pending");
+        let file =
+            "[outbox]\nmark = \"published_at = now()\"\npending = \"published_at is null\"\n";
+        let run = world
+            .run()
+            .config_file(file)
+            .option("--mode", mode)
+            .option("--backlog", "pending");
         let kind = kind.replace("$1", &format!("'{}'", world.kind(0)));
         let insert = format!(
             "insert into outbox (id, aggregatetype, aggregateid, type, payload)
@@ -264,11 +353,18 @@ fn an_event_that_stops_the_relay_is_given_up_by_one_recipe_in_each_mode() {
         let (error, remedy) = refused(&run, code);
         assert!(error.contains(&bad), "{error}");
         let mut relay = command_after(&remedy, "start the relay once as ").start();
-        eventually("it is given up", ARRIVAL, || relay.log(), |log| log.contains("event_given_up"));
+        eventually(
+            "it is given up",
+            ARRIVAL,
+            || relay.log(),
+            |log| log.contains("event_given_up"),
+        );
         let log = relay.log();
         let again = format!(" --slot {} --id {bad}", world.name);
         assert!(
-            log.contains("walrelay replay --config ") && log.contains(&again) && !log.contains("nothing was skipped"),
+            log.contains("walrelay replay --config ")
+                && log.contains(&again)
+                && !log.contains("nothing was skipped"),
             "{log}"
         );
         world.assert_all_good_delivered();
@@ -288,7 +384,13 @@ fn an_event_that_stops_the_relay_is_given_up_by_one_recipe_in_each_mode() {
 fn a_missing_slot_and_publication_are_repaired_by_their_remedy() {
     let world = World::keeping();
     let (error, remedy) = refused(&world.run(), 14);
-    assert!(error.contains(&format!("nor publication walrelay_{0} in database {0}", world.name)), "{error}");
+    assert!(
+        error.contains(&format!(
+            "nor publication walrelay_{0} in database {0}",
+            world.name
+        )),
+        "{error}"
+    );
     pasted(&remedy);
     world.relay();
 }
@@ -297,25 +399,48 @@ fn a_missing_slot_and_publication_are_repaired_by_their_remedy() {
 fn wal_level_and_replication_rights_are_repaired_by_their_remedies() {
     let postgres = Postgres::private(18, &[("wal_level", "replica")]);
     let world = World::bare(&postgres, Kafka::shared().brokers());
-    let (sql, role) = (world.sql(), format!("{}_owner", world.name));
+    let sql = world.sql();
+    let role = format!("{}_owner", world.name);
     sql.run(&format!(
-        "create role {role} login; alter table outbox owner to {role}; grant all on schema public to {role};
+        "create role {role} login; alter table outbox owner to {role}; grant all on schema public \
+         to {role};
          alter table outbox add column seq bigint generated always as identity"
     ));
     let url = postgres.url_as(&role, &world.name);
-    let run = world.run().option("--database-url", &url).option("--mode", "poll");
+    let run = world
+        .run()
+        .option("--database-url", &url)
+        .option("--mode", "poll");
     let (error, remedy) = refused(&run, 2);
-    assert!(error.contains("cannot be polled") && remedy.contains("--table 'public.outbox' --mode poll"), "{remedy}");
+    assert!(
+        error.contains("cannot be polled")
+            && remedy.contains("--table 'public.outbox' --mode poll"),
+        "{remedy}"
+    );
 
     let setup = world.command("setup").option("--database-url", &url);
     let (_, remedy_of_slot) = refused(&setup.clone().flag("--add-xid-column"), 12);
     assert!(remedy_of_slot.contains("--mode poll"), "{remedy_of_slot}");
-    let dry_run = setup.clone().flag("--add-xid-column").flag("--dry-run").output();
+    let dry_run = setup
+        .clone()
+        .flag("--add-xid-column")
+        .flag("--dry-run")
+        .output();
     assert_eq!(dry_run.status.code(), Some(12), "as without --dry-run");
     let script = String::from_utf8(dry_run.stdout).unwrap();
-    let place = |what: &str| script.find(what).unwrap_or_else(|| panic!("no {what} in\n{script}"));
-    assert!(place("add column \"xid\"") < place("\ncreate publication"), "{script}");
-    assert!(place("\ncreate publication") < place("pg_create_logical_replication_slot"), "{script}");
+    let place = |what: &str| {
+        script
+            .find(what)
+            .unwrap_or_else(|| panic!("no {what} in\n{script}"))
+    };
+    assert!(
+        place("add column \"xid\"") < place("\ncreate publication"),
+        "{script}"
+    );
+    assert!(
+        place("\ncreate publication") < place("pg_create_logical_replication_slot"),
+        "{script}"
+    );
     let (error, _) = refused(&setup.clone().option("--mode", "poll"), 15);
     assert!(error.contains("cannot be polled"), "{error}");
 
@@ -323,30 +448,56 @@ fn wal_level_and_replication_rights_are_repaired_by_their_remedies() {
     let mut relay = run.start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    eventually("it is delivered", ARRIVAL, || world.delivered(), |records| *records == 1);
+    eventually(
+        "it is delivered",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 1,
+    );
     assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
 
     sql.run("drop table outbox");
-    let made = setup.option("--mode", "poll").flag("--create-table").succeed();
-    assert!(made.contains("table public.outbox created") && made.contains(" --mode poll"), "{made}");
+    let made = setup
+        .option("--mode", "poll")
+        .flag("--create-table")
+        .succeed();
+    assert!(
+        made.contains("table public.outbox created") && made.contains(" --mode poll"),
+        "{made}"
+    );
     assert!(!made.contains("publication"), "{made}");
-    assert_eq!(sql.number("select count(*) from pg_index where indrelid = 'outbox'::regclass"), 3);
+    assert_eq!(
+        sql.number("select count(*) from pg_index where indrelid = 'outbox'::regclass"),
+        3
+    );
 }
 
 #[test]
 fn setup_warns_of_a_table_that_cannot_replace_its_slot() {
-    let bare = "create table outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)";
+    let bare = "create table outbox (id uuid, aggregatetype text, aggregateid text, type text, \
+                payload jsonb)";
     let world = database(bare);
     let setup = world.command("setup");
     let told = setup.succeed();
-    assert!(told.contains("warning: table public.outbox has no identity or serial column"), "{told}");
-    assert!(told.contains("\nwarning: no column of table public.outbox has the transaction"), "{told}");
+    assert!(
+        told.contains("warning: table public.outbox has no identity or serial column"),
+        "{told}"
+    );
+    assert!(
+        told.contains("\nwarning: no column of table public.outbox has the transaction"),
+        "{told}"
+    );
     assert!(told.contains("otherwise add --backlog all"), "{told}");
-    let ordered = setup.flag("--add-xid-column").variable("WALRELAY_OUTBOX_ORDER_BY", "aggregateid");
+    let ordered = setup
+        .flag("--add-xid-column")
+        .variable("WALRELAY_OUTBOX_ORDER_BY", "aggregateid");
     assert!(!ordered.succeed().contains("warning: "));
     world.command("teardown").flag("--yes").succeed();
     world.sql().run("drop table outbox");
     let told = world.command("setup").flag("--create-table").succeed();
-    assert!(!told.contains("warning: ") && !told.contains("--backlog"), "{told}");
+    assert!(
+        !told.contains("warning: ") && !told.contains("--backlog"),
+        "{told}"
+    );
     world.command("teardown").flag("--yes").succeed();
 }

@@ -1,6 +1,7 @@
-//! P3, P13: what five teams have said of retries, on their own tables with the configurations of `examples/`: how often an
-//! event is tried that Kafka refuses, after which waits, what their columns say meanwhile and in the end, and that their
-//! own statement brings it back. Only the waits are shorter here.
+//! P3, P13: what five teams have said of retries, on their own tables with the configurations of
+//! `examples/`: how often an event is tried that Kafka refuses, after which waits, what their
+//! columns say meanwhile and in the end, and that their own statement brings it back. Only the
+//! waits are shorter here.
 
 mod billing_events;
 mod email_outbox;
@@ -52,10 +53,16 @@ impl Team {
              create trigger see after update on {table} for each row execute function public.see()"
         ));
         let config = format!("{config}\n{NO_TOPICS}");
-        let own = |config: String, topic: &&str| config.replace(*topic, &format!("{}.{topic}", world.name));
+        let own = |config: String, topic: &&str| {
+            config.replace(*topic, &format!("{}.{topic}", world.name))
+        };
         let config = topics.iter().fold(config, own);
         world.command("setup").config_file(&config).succeed();
-        Team { world, config, table }
+        Team {
+            world,
+            config,
+            table,
+        }
     }
 
     fn sql(&self) -> Sql {
@@ -63,7 +70,10 @@ impl Team {
     }
 
     fn run(&self) -> RelayCommand {
-        self.world.run().config_file(&self.config).variable("WALRELAY_DELIVERY_RETRY_JITTER_PERCENT", "0")
+        self.world
+            .run()
+            .config_file(&self.config)
+            .variable("WALRELAY_DELIVERY_RETRY_JITTER_PERCENT", "0")
     }
 
     /// A relay whose first wait is this long, and none longer than 2 s.
@@ -87,7 +97,11 @@ impl Team {
     /// How many events are in the topic: a producer that ended may have left copies.
     fn events(&self, topic: &str) -> usize {
         let id = |record: &Record| record.headers.first().map(|(_, value)| value.clone());
-        self.records(topic).iter().map(id).collect::<BTreeSet<_>>().len()
+        self.records(topic)
+            .iter()
+            .map(id)
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// One of the commands on what waits.
@@ -107,17 +121,25 @@ impl Team {
     /// Waits until they say that.
     #[track_caller]
     fn wait(&self, what: &str, condition: &str, expected: &str) {
-        eventually(&format!("{what} of {condition}"), ARRIVAL, || self.says(what, condition), |says| says == expected);
+        eventually(
+            &format!("{what} of {condition}"),
+            ARRIVAL,
+            || self.says(what, condition),
+            |says| says == expected,
+        );
     }
 
     /// Updates of the row with this id, in their order.
     fn updates(&self, id: &str) -> Vec<Update> {
         let rows = self.sql().rows(
-            "select (extract(epoch from at) * 1000)::float8, row::text from seen where row->>'id' = $1 order by number",
+            "select (extract(epoch from at) * 1000)::float8, row::text from seen where row->>'id' \
+             = $1 order by number",
             &[&id],
         );
-        let update =
-            |row: &tokio_postgres::Row| Update { at_ms: row.get(0), row: serde_json::from_str(row.get(1)).unwrap() };
+        let update = |row: &tokio_postgres::Row| Update {
+            at_ms: row.get(0),
+            row: serde_json::from_str(row.get(1)).unwrap(),
+        };
         rows.iter().map(update).collect()
     }
 }
@@ -125,12 +147,16 @@ impl Team {
 /// Milliseconds since 1970 of a time as JSON of Postgres has it.
 #[track_caller]
 fn ms(time: &Value) -> f64 {
-    let time: jiff::Timestamp = time.as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{time}"));
+    let time: jiff::Timestamp = time
+        .as_str()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| panic!("{time}"));
     time.as_microsecond() as f64 / 1000.0
 }
 
-/// Each attempt was noted with when the next is due, after a wait of so many milliseconds, and none was made before that;
-/// `next` is where an update says so. Behind the last wait nothing follows by itself.
+/// Each attempt was noted with when the next is due, after a wait of so many milliseconds, and none
+/// was made before that; `next` is where an update says so. Behind the last wait nothing follows by
+/// itself.
 #[track_caller]
 fn assert_waits(updates: &[Update], next: impl Fn(&Value) -> &Value, waits_ms: &[f64]) {
     // The first attempt is not made before there is a row, and each other one not before it is due.
@@ -138,19 +164,37 @@ fn assert_waits(updates: &[Update], next: impl Fn(&Value) -> &Value, waits_ms: &
     for (number, wait_ms) in waits_ms.iter().enumerate() {
         let due_ms = ms(next(&updates[number].row));
         // An attempt ends before it is noted, however long that takes.
-        let (longest_ms, shortest_ms) = (due_ms - begun_ms, due_ms - updates[number].at_ms);
-        assert!(longest_ms >= wait_ms - 1.0, "attempt {}: a wait of at most {longest_ms} ms", number + 1);
-        assert!(shortest_ms <= wait_ms + 1.0, "attempt {}: a wait of at least {shortest_ms} ms", number + 1);
+        let longest_ms = due_ms - begun_ms;
+        let shortest_ms = due_ms - updates[number].at_ms;
+        assert!(
+            longest_ms >= wait_ms - 1.0,
+            "attempt {}: a wait of at most {longest_ms} ms",
+            number + 1
+        );
+        assert!(
+            shortest_ms <= wait_ms + 1.0,
+            "attempt {}: a wait of at least {shortest_ms} ms",
+            number + 1
+        );
         begun_ms = due_ms;
-        let Some(after) = updates.get(number + 1) else { continue };
-        assert!(after.at_ms >= due_ms, "attempt {}: {} ms too early", number + 2, due_ms - after.at_ms);
+        let Some(after) = updates.get(number + 1) else {
+            continue;
+        };
+        assert!(
+            after.at_ms >= due_ms,
+            "attempt {}: {} ms too early",
+            number + 2,
+            due_ms - after.at_ms
+        );
     }
 }
 
 /// What the log says in lines with this message: each with when it was.
 fn told(relay: &Relay, message: &str) -> Vec<(f64, Value)> {
     let log = relay.log();
-    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let lines = lines.filter(|line| line["message"] == message);
     lines.map(|line| (ms(&line["timestamp"]), line)).collect()
 }
@@ -159,10 +203,17 @@ fn told(relay: &Relay, message: &str) -> Vec<(f64, Value)> {
 #[track_caller]
 fn assert_told(told: &[(f64, Value)], attempts: &str, waits_ms: &[Option<u64>]) {
     let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
-    let seen: Vec<_> = told.iter().map(|(_, fields)| number(&fields["wait_ms"])).collect();
+    let seen: Vec<_> = told
+        .iter()
+        .map(|(_, fields)| number(&fields["wait_ms"]))
+        .collect();
     assert_eq!(seen, waits_ms, "{told:?}");
     for (one, next) in told.iter().zip(&told[1..]) {
-        assert_eq!(number(&next.1[attempts]), number(&one.1[attempts]).map(|count| count + 1), "{told:?}");
+        assert_eq!(
+            number(&next.1[attempts]),
+            number(&one.1[attempts]).map(|count| count + 1),
+            "{told:?}"
+        );
         let wait_ms = number(&one.1["wait_ms"]).unwrap_or_default() as f64;
         assert!(next.0 - one.0 >= wait_ms - 1.0, "{told:?}");
     }

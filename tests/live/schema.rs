@@ -1,5 +1,5 @@
-//! P8: the outbox table altered while the relay keeps up and while it lags: columns are found anew in each version of
-//! it.
+//! P8: the outbox table altered while the relay keeps up and while it lags: columns are found anew
+//! in each version of it.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ const HARMLESS: &[&str] = &[
     "alter table outbox drop constraint outbox_pkey",
     "truncate outbox",
     "vacuum full outbox",
-    "begin; alter table outbox rename column payload to body; alter table outbox rename column body to payload; commit",
+    "begin; alter table outbox rename column payload to body; alter table outbox rename column \
+     body to payload; commit",
     "begin; alter table outbox drop column number; rollback",
     "delete from outbox",
 ];
@@ -52,30 +53,51 @@ fn insert(world: &World, column: &str, number: usize) -> String {
 fn arrived(world: &World) -> Vec<usize> {
     let number = |record: Record| {
         let text = record.value_text();
-        text.strip_prefix("{\"n\": ").and_then(|text| text.strip_suffix('}')?.parse().ok()).expect(&text)
+        text.strip_prefix("{\"n\": ")
+            .and_then(|text| text.strip_suffix('}')?.parse().ok())
+            .expect(&text)
     };
     world.records(0).into_iter().map(number).collect()
 }
 
 #[track_caller]
 fn assert_arrives(world: &World, expected: &[usize]) {
-    eventually("the rows arrive", ARRIVAL, || world.delivered(), |count| *count >= expected.len() as i64);
+    eventually(
+        "the rows arrive",
+        ARRIVAL,
+        || world.delivered(),
+        |count| *count >= expected.len() as i64,
+    );
     world.wait_confirmed(ARRIVAL);
     assert_eq!(arrived(world), expected);
 }
 
 /// `walrelay run` for a table whose payload is in `column`.
 fn run(world: &World, column: &str) -> RelayCommand {
-    world.run().variable("WALRELAY_OUTBOX_COLUMNS_PAYLOAD", column)
+    world
+        .run()
+        .variable("WALRELAY_OUTBOX_COLUMNS_PAYLOAD", column)
 }
 
-/// It stops for the missing `column` with all that is to be said in one line, and what came before has arrived.
+/// It stops for the missing `column` with all that is to be said in one line, and what came before
+/// has arrived.
 #[track_caller]
-fn assert_stops_without(world: &World, mut relay: Relay, column: &str, there_are: &str, expected: &[usize]) {
+fn assert_stops_without(
+    world: &World,
+    mut relay: Relay,
+    column: &str,
+    there_are: &str,
+    expected: &[usize],
+) {
     assert_eq!(relay.wait_exit(EXIT), PUBLICATION, "{}", relay.log());
     let log = relay.log();
     let (error, fix) = last_words(&log);
-    assert!(error.contains(&format!("table public.outbox has no column {column}; it has")), "{error}");
+    assert!(
+        error.contains(&format!(
+            "table public.outbox has no column {column}; it has"
+        )),
+        "{error}"
+    );
     assert!(error.contains(there_are), "{error}");
     assert!(fix.contains("in the configuration"), "{fix}");
     assert_eq!(arrived(world), expected);
@@ -91,8 +113,11 @@ fn change_and_write(world: &World) -> Vec<usize> {
     }
     // Between two rows of one transaction as well.
     let next = HARMLESS.len() + 1;
-    let (first, second) = (insert(world, "payload", next), insert(world, "payload", next + 1));
-    sql.run(&format!("begin; {first}; alter table outbox add column late int default 1; {second}; commit"));
+    let first = insert(world, "payload", next);
+    let second = insert(world, "payload", next + 1);
+    sql.run(&format!(
+        "begin; {first}; alter table outbox add column late int default 1; {second}; commit"
+    ));
     (0..=next + 1).collect()
 }
 
@@ -150,9 +175,27 @@ fn a_relay_behind_several_renames_delivers_each_row_under_its_column_name() {
 
     // The new configuration first, as somebody would who renames and deploys.
     assert_stops_without(&world, run(&world, "body").start(), "body", "payload", &[]);
-    assert_stops_without(&world, run(&world, "payload").start(), "payload", "body", &[1]);
-    assert_stops_without(&world, run(&world, "body").start(), "body", "payload", &[1, 2]);
-    assert_stops_without(&world, run(&world, "payload").start(), "payload", "body", &[1, 2, 3]);
+    assert_stops_without(
+        &world,
+        run(&world, "payload").start(),
+        "payload",
+        "body",
+        &[1],
+    );
+    assert_stops_without(
+        &world,
+        run(&world, "body").start(),
+        "body",
+        "payload",
+        &[1, 2],
+    );
+    assert_stops_without(
+        &world,
+        run(&world, "payload").start(),
+        "payload",
+        "body",
+        &[1, 2, 3],
+    );
     let mut relay = run(&world, "body").start();
     relay.wait_ready();
     assert_arrives(&world, &[1, 2, 3, 4]);
@@ -163,8 +206,11 @@ fn a_relay_behind_several_renames_delivers_each_row_under_its_column_name() {
 fn a_rename_inside_a_transaction_stops_the_relay_between_its_rows() {
     let world = World::new();
     let sql = world.sql();
-    let (first, second) = (insert(&world, "payload", 1), insert(&world, "body", 2));
-    sql.run(&format!("begin; {first}; alter table outbox rename column payload to body; {second}; commit"));
+    let first = insert(&world, "payload", 1);
+    let second = insert(&world, "body", 2);
+    sql.run(&format!(
+        "begin; {first}; alter table outbox rename column payload to body; {second}; commit"
+    ));
     assert_stops_without(&world, world.run().start(), "payload", "body", &[1]);
     let mut relay = run(&world, "body").start();
     relay.wait_ready();
@@ -179,14 +225,28 @@ fn rows_written_before_the_table_was_renamed_arrive_under_its_new_name() {
     write(&world, &sql, "payload", 1);
     assert_arrives(&world, &[1]);
     drop(relay);
-    eventually("the slot is free", ARRIVAL, || world.walsender(), |pid| *pid == 0);
+    eventually(
+        "the slot is free",
+        ARRIVAL,
+        || world.walsender(),
+        |pid| *pid == 0,
+    );
 
     write(&world, &sql, "payload", 2);
-    sql.run("create schema sales; alter table outbox rename to events; alter table events set schema sales");
+    sql.run(
+        "create schema sales; alter table outbox rename to events; alter table events set \
+             schema sales",
+    );
     sql.run(&insert(&world, "payload", 3).replace("outbox", "sales.events"));
     let mut refused = world.run().start();
     assert_eq!(refused.wait_exit(EXIT), PUBLICATION, "{}", refused.log());
-    assert!(last_words(&refused.log()).0.contains("there is no table public.outbox"), "{}", refused.log());
+    assert!(
+        last_words(&refused.log())
+            .0
+            .contains("there is no table public.outbox"),
+        "{}",
+        refused.log()
+    );
 
     let mut relay = world.run().option("--table", "sales.events").start();
     relay.wait_ready();
@@ -200,15 +260,36 @@ fn a_mapped_column_dropped_while_the_relay_lags_loses_no_earlier_row() {
     write(&world, &sql, "payload", 1);
     write(&world, &sql, "payload", 2);
     sql.run("alter table outbox drop column payload");
-    // Others write on this server, too: what they write later nobody confirms once the relay has stopped.
+    // Others write on this server, too: what they write later nobody confirms once the relay has
+    // stopped.
     let written = world.flushed();
     // Nothing was written since: the error comes behind what was.
-    assert_stops_without(&world, world.run().start(), "payload", "aggregatetype", &[1, 2]);
-    eventually("the slot is confirmed", ARRIVAL, || world.confirmed(), |confirmed| *confirmed >= written);
+    assert_stops_without(
+        &world,
+        world.run().start(),
+        "payload",
+        "aggregatetype",
+        &[1, 2],
+    );
+    eventually(
+        "the slot is confirmed",
+        ARRIVAL,
+        || world.confirmed(),
+        |confirmed| *confirmed >= written,
+    );
 
     // Rows of the new shape are there: the error comes before the first of them.
-    sql.run(&format!("insert into outbox values (gen_random_uuid(), '{}', 'a', '{{\"n\": 3}}')", world.kind(0)));
-    assert_stops_without(&world, world.run().start(), "payload", "aggregatetype", &[1, 2]);
+    sql.run(&format!(
+        "insert into outbox values (gen_random_uuid(), '{}', 'a', '{{\"n\": 3}}')",
+        world.kind(0)
+    ));
+    assert_stops_without(
+        &world,
+        world.run().start(),
+        "payload",
+        "aggregatetype",
+        &[1, 2],
+    );
     let mut relay = run(&world, "type").start();
     relay.wait_ready();
     assert_arrives(&world, &[1, 2, 3]);
@@ -217,7 +298,13 @@ fn a_mapped_column_dropped_while_the_relay_lags_loses_no_earlier_row() {
 #[test]
 fn a_missing_column_stops_the_relay_at_start() {
     let world = World::new();
-    assert_stops_without(&world, run(&world, "paylod").start(), "paylod", "payload", &[]);
+    assert_stops_without(
+        &world,
+        run(&world, "paylod").start(),
+        "paylod",
+        "payload",
+        &[],
+    );
 }
 
 #[test]
@@ -231,7 +318,8 @@ fn a_recreated_table_stops_a_lagging_relay_and_no_earlier_row_is_lost() {
 
     write(&world, &sql, "payload", 2);
     sql.run(
-        "create table another (like outbox including all); drop table outbox; alter table another rename to outbox",
+        "create table another (like outbox including all); drop table outbox; alter table another \
+         rename to outbox",
     );
     // Of the new table, which nobody publishes.
     write(&world, &sql, "payload", 3);
@@ -239,8 +327,16 @@ fn a_recreated_table_stops_a_lagging_relay_and_no_earlier_row_is_lost() {
     assert_eq!(refused.wait_exit(EXIT), PUBLICATION, "{}", refused.log());
     let log = refused.log();
     let publication = format!("walrelay_{}", world.name);
-    assert!(log.contains(&format!("table public.outbox is not in publication {publication}")), "{log}");
-    assert!(log.contains("rows inserted before that are not in the stream"), "{log}");
+    assert!(
+        log.contains(&format!(
+            "table public.outbox is not in publication {publication}"
+        )),
+        "{log}"
+    );
+    assert!(
+        log.contains("rows inserted before that are not in the stream"),
+        "{log}"
+    );
 
     sql.run(&format!("alter publication {publication} add table outbox"));
     write(&world, &sql, "payload", 4);
@@ -249,6 +345,7 @@ fn a_recreated_table_stops_a_lagging_relay_and_no_earlier_row_is_lost() {
     assert!(refused.log().contains("--adopt-slot"), "{}", refused.log());
     let mut relay = world.run().flag("--adopt-slot").start();
     relay.wait_ready();
-    // All of the old table, and what the new one got since it is published; row 3 is for the operator, who was told.
+    // All of the old table, and what the new one got since it is published; row 3 is for the
+    // operator, who was told.
     assert_arrives(&world, &[1, 2, 4]);
 }

@@ -20,7 +20,9 @@ fn assert_clean(what: &str, text: &str) {
 #[test]
 fn passwords_properties_and_payloads_reach_no_output() {
     let postgres = Postgres::private(15, &[]);
-    postgres.sql().run(&format!("create role {GUARDED_ROLE} superuser login replication password '{PASSWORD}'"));
+    postgres.sql().run(&format!(
+        "create role {GUARDED_ROLE} superuser login replication password '{PASSWORD}'"
+    ));
     let world = World::on(&postgres, Kafka::shared().brokers());
     let sql = world.sql();
     let url = postgres.url_as(&format!("{GUARDED_ROLE}:{PASSWORD}"), &world.name);
@@ -34,15 +36,25 @@ fn passwords_properties_and_payloads_reach_no_output() {
     let kind = world.kind(0);
     let insert = |kind: &str| {
         sql.run(&format!(
-            "insert into outbox values (gen_random_uuid(), '{kind}', 'k', 'T', '{{\"secret\": \"{PAYLOAD}\"}}')"
+            "insert into outbox values (gen_random_uuid(), '{kind}', 'k', 'T', '{{\"secret\": \
+             \"{PAYLOAD}\"}}')"
         ));
     };
     insert(kind);
-    eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 1);
+    eventually(
+        "it arrives",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 1,
+    );
     assert!(world.records(0)[0].value_text().contains(PAYLOAD));
     assert_clean("the metrics", &relay.metrics());
     assert_clean("the page", &relay.get("/").expect("a page").1);
-    let status = world.command("status").option("--database-url", &url).flag("--json").output();
+    let status = world
+        .command("status")
+        .option("--database-url", &url)
+        .flag("--json")
+        .output();
     assert_clean("the status", &String::from_utf8_lossy(&status.stdout));
     assert_clean("the status", &String::from_utf8_lossy(&status.stderr));
 

@@ -7,10 +7,12 @@ use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-/// A relay that holds up a shutdown does so for much longer than [`LIMIT`]: the server waits for its walsender as long as
-/// this, and longer where it is heard of.
+/// A relay that holds up a shutdown does so for much longer than [`LIMIT`]: the server waits for
+/// its walsender as long as this, and longer where it is heard of.
 fn run(world: &World) -> RelayCommand {
-    world.run().variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "300s")
+    world
+        .run()
+        .variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "300s")
 }
 
 #[test]
@@ -26,7 +28,10 @@ fn a_fast_shutdown_of_postgres_is_prompt_with_kafka_up() {
     eprintln!("fast shutdown with Kafka up: {took:?}");
     postgres.start();
     world.assert_all_delivered();
-    assert!(relay.process.exited().is_none(), "a shutdown of Postgres ended the relay");
+    assert!(
+        relay.process.exited().is_none(),
+        "a shutdown of Postgres ended the relay"
+    );
     world.wait_confirmed(ARRIVAL);
 }
 
@@ -35,7 +40,10 @@ fn a_fast_shutdown_of_postgres_with_kafka_frozen_ends_at_the_drain_deadline() {
     let postgres = Postgres::private(15, &[]);
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let world = World::on(&postgres, Kafka::shared().brokers());
-    let mut relay = run(&world).option("--brokers", &brokers).option("--shutdown-timeout", "3s").start();
+    let mut relay = run(&world)
+        .option("--brokers", &brokers)
+        .option("--shutdown-timeout", "3s")
+        .start();
     relay.wait_ready();
     world.emit(&world.sql(), "a");
     world.wait_confirmed(ARRIVAL);
@@ -48,15 +56,28 @@ fn a_fast_shutdown_of_postgres_with_kafka_frozen_ends_at_the_drain_deadline() {
     // The server announces the shutdown as the answer to a query, where there is one.
     let blocking = world.sql();
     blocking.run("begin; lock table pg_authid in access exclusive mode");
-    let waits = "select count(*) from pg_locks where relation = 'pg_authid'::regclass and not granted";
-    eventually("the relay's query waits", LIMIT, || blocking.text(waits), |count| count == "1");
+    let waits =
+        "select count(*) from pg_locks where relation = 'pg_authid'::regclass and not granted";
+    eventually(
+        "the relay's query waits",
+        LIMIT,
+        || blocking.text(waits),
+        |count| count == "1",
+    );
 
     let took = postgres.stop_fast(LIMIT);
     eprintln!("fast shutdown with Kafka frozen: {took:?}");
-    assert!(relay.log().contains("postgres_shutting_down"), "{}", relay.log());
+    assert!(
+        relay.log().contains("postgres_shutting_down"),
+        "{}",
+        relay.log()
+    );
     postgres.start();
     proxy.resume();
     assert_eq!(world.committed(), committed);
     world.assert_all_delivered();
-    assert!(relay.process.exited().is_none(), "a shutdown of Postgres ended the relay");
+    assert!(
+        relay.process.exited().is_none(),
+        "a shutdown of Postgres ended the relay"
+    );
 }

@@ -1,4 +1,5 @@
-//! P2, P9: the slot is the lock. Any number of relays may be started with it: one is at work, the others take over.
+//! P2, P9: the slot is the lock. Any number of relays may be started with it: one is at work, the
+//! others take over.
 
 mod parked;
 mod takeover;
@@ -27,8 +28,15 @@ impl Node {
     fn start(world: &World, config: &str, mode: &str) -> Node {
         let postgres = Proxy::before(&Postgres::shared().address());
         let url = world.url_through(&postgres);
-        let command = world.run().option("--database-url", &url).config_file(config).option("--mode", mode);
-        Node { relay: command.start(), postgres }
+        let command = world
+            .run()
+            .option("--database-url", &url)
+            .config_file(config)
+            .option("--mode", mode);
+        Node {
+            relay: command.start(),
+            postgres,
+        }
     }
 
     /// Whether it says that it waits for another.
@@ -45,7 +53,12 @@ impl Node {
 
 #[track_caller]
 fn stands_by(node: &Node) {
-    eventually("it stands by", ARRIVAL, || node.stands_by(), |stands| *stands);
+    eventually(
+        "it stands by",
+        ARRIVAL,
+        || node.stands_by(),
+        |stands| *stands,
+    );
 }
 
 #[test]
@@ -59,27 +72,68 @@ fn a_stand_by_waits_for_the_slot_and_takes_over() {
 
     let (status, body) = other.relay.readiness().expect("an answer");
     assert_eq!(status, 503);
-    for word in ["\"reason\":\"standing_by\"", &format!("backend pid {walsender}"), &format!("walrelay/{}", world.name)]
-    {
+    for word in [
+        "\"reason\":\"standing_by\"",
+        &format!("backend pid {walsender}"),
+        &format!("walrelay/{}", world.name),
+    ] {
         assert!(body.contains(word), "{word} is not in {body}");
     }
-    let report: serde_json::Value =
-        serde_json::from_str(&one.relay.asked_by(world.command("status")).flag("--json").succeed()).expect("a report");
+    let report: serde_json::Value = serde_json::from_str(
+        &one.relay
+            .asked_by(world.command("status"))
+            .flag("--json")
+            .succeed(),
+    )
+    .expect("a report");
     assert_eq!(report["pid"].as_i64(), Some(walsender));
     assert_eq!(report["guarantee"], "at-least-once");
-    assert_eq!(report["stand_by_pids"].as_array().map(Vec::len), Some(1), "{report}");
+    assert_eq!(
+        report["stand_by_pids"].as_array().map(Vec::len),
+        Some(1),
+        "{report}"
+    );
 
-    let (cpu_ms, connections) = (other.relay.process.cpu_ms(), other.postgres.accepted());
-    let stands = || other.stands_by() && other.relay.process.exited().is_none() && world.walsender() == walsender;
-    throughout("it stands by, and the first goes on", Duration::from_secs(5), stands);
-    assert_eq!(other.postgres.accepted(), connections, "it connects again and again");
-    eprintln!("CPU before and after five seconds of it: {cpu_ms:?} and {:?} ms", other.relay.process.cpu_ms());
-    assert_eq!(other.relay.log().matches("standing by").count(), 1, "{}", other.relay.log());
-    let (page, retained) = (|| one.relay.get("/"), || other.relay.metric("walrelay_retained_wal_bytes"));
-    let names_it =
-        |page: &Option<(u16, String)>| page.as_ref().is_some_and(|(_, html)| html.contains("1 relay stands by: "));
+    let cpu_ms = other.relay.process.cpu_ms();
+    let connections = other.postgres.accepted();
+    let stands = || {
+        other.stands_by()
+            && other.relay.process.exited().is_none()
+            && world.walsender() == walsender
+    };
+    throughout(
+        "it stands by, and the first goes on",
+        Duration::from_secs(5),
+        stands,
+    );
+    assert_eq!(
+        other.postgres.accepted(),
+        connections,
+        "it connects again and again"
+    );
+    eprintln!(
+        "CPU before and after five seconds of it: {cpu_ms:?} and {:?} ms",
+        other.relay.process.cpu_ms()
+    );
+    assert_eq!(
+        other.relay.log().matches("standing by").count(),
+        1,
+        "{}",
+        other.relay.log()
+    );
+    let page = || one.relay.get("/");
+    let retained = || other.relay.metric("walrelay_retained_wal_bytes");
+    let names_it = |page: &Option<(u16, String)>| {
+        page.as_ref()
+            .is_some_and(|(_, html)| html.contains("1 relay stands by: "))
+    };
     eventually("the page names the stand-by", ARRIVAL, page, names_it);
-    eventually("the stand-by measures the slot", ARRIVAL, retained, Option::is_some);
+    eventually(
+        "the stand-by measures the slot",
+        ARRIVAL,
+        retained,
+        Option::is_some,
+    );
     assert_eq!(other.relay.metric("walrelay_received_lsn"), None);
 
     let sql = world.sql();
@@ -91,13 +145,18 @@ fn a_stand_by_waits_for_the_slot_and_takes_over() {
     assert_ne!(world.wait_streaming(), walsender);
 }
 
-/// Three relays, of which the one at work is killed, stopped or cut off at a random moment, under writers.
+/// Three relays, of which the one at work is killed, stopped or cut off at a random moment, under
+/// writers.
 fn relays_that_die_and_wake(world: &World, config: &str, mode: &str, faults: u32) {
     let mut chance = generator(&format!("deaths of relays in mode {mode}"));
     let mut nodes: Vec<Node> = (0..3).map(|_| Node::start(world, config, mode)).collect();
     let writers = world.workload(&Plan::default());
     for _ in 0..faults {
-        let at_work = || nodes.iter().position(|node| !node.stands_by() && node.relay.is_ready());
+        let at_work = || {
+            nodes
+                .iter()
+                .position(|node| !node.stands_by() && node.relay.is_ready())
+        };
         let number = eventually("one is at work", ARRIVAL, at_work, Option::is_some).unwrap();
         writers.wait_for(chance.u64(20..200));
         let delivered = world.delivered();
@@ -106,9 +165,15 @@ fn relays_that_die_and_wake(world: &World, config: &str, mode: &str, faults: u32
             1 => nodes[number].relay.process.signal("STOP"),
             _ => nodes[number].cut_off(),
         }
-        // All that Kafka had at that moment may be the dead one's, and so may what is on its way; soon it is not.
+        // All that Kafka had at that moment may be the dead one's, and so may what is on its way;
+        // soon it is not.
         writers.wait_for(200);
-        eventually("another goes on", ARRIVAL, || world.delivered(), |now| *now > delivered + 400);
+        eventually(
+            "another goes on",
+            ARRIVAL,
+            || world.delivered(),
+            |now| *now > delivered + 400,
+        );
         if nodes[number].relay.process.exited().is_some() {
             nodes[number] = Node::start(world, config, mode);
         } else {
@@ -118,9 +183,16 @@ fn relays_that_die_and_wake(world: &World, config: &str, mode: &str, faults: u32
     }
     writers.stop();
     let findings = world.assert_all_delivered();
-    eprintln!("{faults} faults in mode {mode}: {} copies", findings.duplicates);
+    eprintln!(
+        "{faults} faults in mode {mode}: {} copies",
+        findings.duplicates
+    );
     for node in &mut nodes {
-        assert!(node.relay.process.exited().is_none(), "a relay ended:\n{}", node.relay.log());
+        assert!(
+            node.relay.process.exited().is_none(),
+            "a relay ended:\n{}",
+            node.relay.log()
+        );
     }
 }
 

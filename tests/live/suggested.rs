@@ -1,5 +1,5 @@
-//! docs/reference/configuration.md: `config init`, `config import` and `config check`: tables nobody here has seen, from the look at
-//! them to the record.
+//! docs/reference/configuration.md: `config init`, `config import` and `config check`: tables
+//! nobody here has seen, from the look at them to the record.
 
 mod check;
 mod import;
@@ -37,21 +37,28 @@ impl Seen {
         let world = World::bare(postgres, Kafka::shared().brokers());
         let sql = world.sql();
         let schema = &world.name;
-        sql.run(&format!("drop table outbox; create schema {schema}; set search_path = {schema}, public; {ddl}"));
+        sql.run(&format!(
+            "drop table outbox; create schema {schema}; set search_path = {schema}, public; {ddl}"
+        ));
         let table = format!("{schema}.{name}");
         Seen { world, sql, table }
     }
 
     /// `walrelay config init` for it.
     fn init(&self) -> RelayCommand {
-        let init = RelayCommand::new("config").flag("init").option("--table", &self.table);
-        init.option("--slot", &self.world.name).option("--database-url", &self.world.database_url)
+        let init = RelayCommand::new("config")
+            .flag("init")
+            .option("--table", &self.table);
+        init.option("--slot", &self.world.name)
+            .option("--database-url", &self.world.database_url)
     }
 
     /// The file it suggests, with the broker in it.
     #[track_caller]
     fn suggested(&self) -> String {
-        self.init().option("--brokers", &self.world.brokers).succeed()
+        self.init()
+            .option("--brokers", &self.world.brokers)
+            .succeed()
     }
 
     /// `walrelay config check` of a file.
@@ -59,14 +66,15 @@ impl Seen {
         RelayCommand::new("config").flag("check").config_file(toml)
     }
 
-    /// Takes the file through all that it is said to be good for, and gives the record of the row that `insert` writes:
-    /// the one that was foretold.
+    /// Takes the file through all that it is said to be good for, and gives the record of the row
+    /// that `insert` writes: the one that was foretold.
     #[track_caller]
     fn relayed(&self, toml: &str, insert: &str) -> Record {
         self.check(toml).flag("--offline").succeed();
         RelayCommand::new("setup").config_file(toml).succeed();
         self.sql.run(insert);
-        let foretold: Value = serde_json::from_str(&self.check(toml).flag("--json").succeed()).unwrap();
+        let foretold: Value =
+            serde_json::from_str(&self.check(toml).flag("--json").succeed()).unwrap();
         assert_eq!(
             (&foretold["fit"], &foretold["slot_exists"]),
             (&Value::Bool(true), &Value::Bool(true)),
@@ -77,7 +85,10 @@ impl Seen {
             .unwrap_or_else(|| panic!("no topic: {foretold}"))
             .to_owned();
 
-        let mut relay = RelayCommand::new("run").config_file(toml).option("--log-format", "json").start();
+        let mut relay = RelayCommand::new("run")
+            .config_file(toml)
+            .option("--log-format", "json")
+            .start();
         relay.wait_ready();
         self.world.wait_confirmed(ARRIVAL);
         let records = eventually(
@@ -88,8 +99,14 @@ impl Seen {
         );
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
         // The servers are shared, and their slots are counted.
-        RelayCommand::new("teardown").config_file(toml).flag("--yes").flag("--force").succeed();
-        let [record] = records.as_slice() else { panic!("one row and {} records in {topic}", records.len()) };
+        RelayCommand::new("teardown")
+            .config_file(toml)
+            .flag("--yes")
+            .flag("--force")
+            .succeed();
+        let [record] = records.as_slice() else {
+            panic!("one row and {} records in {topic}", records.len())
+        };
         assert_foretold(&foretold["outboxes"][0]["record"], record);
         record.clone()
     }
@@ -118,5 +135,10 @@ fn bytes(value: &Value) -> Option<Vec<u8>> {
         return Some(text.as_bytes().to_vec());
     }
     let hex = value["hex"].as_str()?;
-    Some((0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect())
+    Some(
+        (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect(),
+    )
 }

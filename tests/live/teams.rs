@@ -1,5 +1,5 @@
-//! docs/how-to/map-columns.md: the tables of `examples/`: written as their applications write them, and what their consumers see,
-//! byte for byte.
+//! docs/how-to/map-columns.md: the tables of `examples/`: written as their applications write them,
+//! and what their consumers see, byte for byte.
 
 mod billing_events;
 mod email_outbox;
@@ -27,8 +27,15 @@ struct Consumed {
     body: Option<String>,
 }
 
-fn consumed(topic: &str, key: Option<&str>, headers: &[(&str, Option<&str>)], body: &str) -> Consumed {
-    let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.map(str::to_owned)));
+fn consumed(
+    topic: &str,
+    key: Option<&str>,
+    headers: &[(&str, Option<&str>)],
+    body: &str,
+) -> Consumed {
+    let headers = headers
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), value.map(str::to_owned)));
     Consumed {
         topic: topic.to_owned(),
         key: key.map(str::to_owned),
@@ -37,7 +44,8 @@ fn consumed(topic: &str, key: Option<&str>, headers: &[(&str, Option<&str>)], bo
     }
 }
 
-/// A database with a team's schema and nothing else of an outbox, and a team's configuration as it stands.
+/// A database with a team's schema and nothing else of an outbox, and a team's configuration as it
+/// stands.
 struct Team {
     world: World,
     config: &'static str,
@@ -49,7 +57,11 @@ struct Team {
 impl Team {
     #[track_caller]
     fn new(schema: &str, config: &'static str, topics: &[&'static str]) -> Team {
-        RelayCommand::new("config").flag("check").flag("--offline").config_file(config).succeed();
+        RelayCommand::new("config")
+            .flag("check")
+            .flag("--offline")
+            .config_file(config)
+            .succeed();
         let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
         world.sql().run(&format!("drop table outbox; {schema}"));
         world.command("setup").config_file(config).succeed();
@@ -58,8 +70,16 @@ impl Team {
         relay.wait_ready();
         world.wait_streaming();
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
-        let before = topics.iter().map(|topic| topic::read(&world.brokers, topic)).collect();
-        Team { world, config, topics: topics.to_vec(), before }
+        let before = topics
+            .iter()
+            .map(|topic| topic::read(&world.brokers, topic))
+            .collect();
+        Team {
+            world,
+            config,
+            topics: topics.to_vec(),
+            before,
+        }
     }
 
     fn sql(&self) -> Sql {
@@ -75,17 +95,31 @@ impl Team {
 
         let mut records: Vec<(Place, &str, Record)> = Vec::new();
         for (topic, before) in self.topics.iter().zip(&self.before) {
-            let new = topic::read(&self.world.brokers, topic).into_iter().filter(|record| !before.contains(record));
+            let new = topic::read(&self.world.brokers, topic)
+                .into_iter()
+                .filter(|record| !before.contains(record));
             records.extend(new.map(|record| (place(&record.header(POSITION)), *topic, record)));
         }
         records.sort_by_key(|(place, _, _)| *place);
         for (number, (_, topic, record)) in records.iter().enumerate() {
-            let same = |(_, other, next): &&(Place, &str, Record)| other == topic && next.key == record.key;
-            if let Some((_, _, next)) = records[number + 1..].iter().find(same).filter(|_| record.key.is_some()) {
-                assert!(next.partition == record.partition && next.offset > record.offset, "{record:?} {next:?}");
+            let same = |(_, other, next): &&(Place, &str, Record)| {
+                other == topic && next.key == record.key
+            };
+            if let Some((_, _, next)) = records[number + 1..]
+                .iter()
+                .find(same)
+                .filter(|_| record.key.is_some())
+            {
+                assert!(
+                    next.partition == record.partition && next.offset > record.offset,
+                    "{record:?} {next:?}"
+                );
             }
         }
-        records.into_iter().map(|(_, topic, record)| shown(topic, &record)).collect()
+        records
+            .into_iter()
+            .map(|(_, topic, record)| shown(topic, &record))
+            .collect()
     }
 }
 
@@ -105,7 +139,9 @@ fn shown(topic: &str, record: &Record) -> Consumed {
     Consumed {
         topic: topic.to_owned(),
         key: record.key.as_ref().map(text),
-        headers: headers.map(|(name, value)| (name.clone(), value.as_ref().map(text))).collect(),
+        headers: headers
+            .map(|(name, value)| (name.clone(), value.as_ref().map(text)))
+            .collect(),
         body: record.value.as_ref().map(text),
     }
 }
@@ -114,6 +150,9 @@ fn shown(topic: &str, record: &Record) -> Consumed {
 #[track_caller]
 fn write(sql: &Sql, transactions: &[(&str, bool)]) {
     for (statements, keep) in transactions {
-        sql.run(&format!("begin; {statements}; {}", if *keep { "commit" } else { "rollback" }));
+        sql.run(&format!(
+            "begin; {statements}; {}",
+            if *keep { "commit" } else { "rollback" }
+        ));
     }
 }

@@ -1,4 +1,5 @@
-//! P13: What is done to the rows of an outbox table: marked, deleted, cleaned up, and a column added.
+//! P13: What is done to the rows of an outbox table: marked, deleted, cleaned up, and a column
+//! added.
 
 mod cleanup;
 mod held;
@@ -20,7 +21,9 @@ use crate::support::world::World;
 #[track_caller]
 pub(super) fn database(schema: &str) -> World {
     let world = World::bare(Postgres::shared(), "127.0.0.1:9");
-    world.sql().run(&format!("drop table outbox cascade; {schema}"));
+    world
+        .sql()
+        .run(&format!("drop table outbox cascade; {schema}"));
     world
 }
 
@@ -28,7 +31,10 @@ pub(super) fn database(schema: &str) -> World {
 #[track_caller]
 fn outboxes(toml: &str) -> Vec<OutboxConfig> {
     let file = ConfigFile::new("walrelay.toml", toml);
-    Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap().outboxes().unwrap()
+    Settings::new(&Flags::new(), &Environment::new(), Some(&file))
+        .unwrap()
+        .outboxes()
+        .unwrap()
 }
 
 fn conninfo(url: &str) -> ConnInfo {
@@ -37,13 +43,18 @@ fn conninfo(url: &str) -> ConnInfo {
 
 /// What drives sessions while a test does other things.
 fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Whether a session of walrelay's waits for a lock.
 fn waits_for_lock(sql: &Sql) -> bool {
     sql.number(
-        "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'walrelay%'
+        "select count(*) from pg_stat_activity where datname = current_database() and \
+         application_name like 'walrelay%'
          and wait_event_type = 'Lock'",
     ) > 0
 }

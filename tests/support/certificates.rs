@@ -4,7 +4,9 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+};
 
 use super::guardian::run_directory;
 
@@ -23,12 +25,17 @@ impl Authority {
         let mut params = named(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let issuer = CertifiedIssuer::self_signed(params, key()).expect("a certificate of an authority");
+        let issuer =
+            CertifiedIssuer::self_signed(params, key()).expect("a certificate of an authority");
         let directory = run_directory().join(format!("certificates-{name}"));
         std::fs::create_dir(&directory).expect("directory of an authority");
         let root = directory.join("root.crt");
         std::fs::write(&root, issuer.pem()).expect("a certificate's file");
-        Authority { issuer, root, directory }
+        Authority {
+            issuer,
+            root,
+            directory,
+        }
     }
 
     /// Its own certificate in PEM, for clients that trust it.
@@ -38,10 +45,18 @@ impl Authority {
 
     pub(crate) fn certify(&self, common_name: &str, alternative_names: &[&str]) -> Identity {
         let mut params = named(common_name);
-        let given = alternative_names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        params.subject_alt_names = CertificateParams::new(given).expect("names").subject_alt_names;
+        let given = alternative_names
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>();
+        params.subject_alt_names = CertificateParams::new(given)
+            .expect("names")
+            .subject_alt_names;
         let key = key();
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .expect("a certificate")
+            .pem();
         let file = |ending: &str, text: &str| {
             let path = self.directory.join(format!("{common_name}.{ending}"));
             std::fs::write(&path, text).expect("a certificate's file");
@@ -66,7 +81,9 @@ pub(crate) struct Identity {
 
 fn named(common_name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, common_name);
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
     params
 }
 

@@ -1,4 +1,5 @@
-//! A fake broker whose metadata a test controls, for states that a real broker has only for a moment.
+//! A fake broker whose metadata a test controls, for states that a real broker has only for a
+//! moment.
 //!
 //! It has one topic with one partition, and answers requests in versions with simple formats:
 //! <https://kafka.apache.org/protocol>.
@@ -14,8 +15,13 @@ const METADATA: i16 = 3;
 const API_VERSIONS: i16 = 18;
 const INIT_PRODUCER_ID: i16 = 22;
 /// The supported requests, with one version each.
-const APIS: [(i16, i16); 5] =
-    [(PRODUCE, 3), (LIST_OFFSETS, 1), (METADATA, 1), (API_VERSIONS, 0), (INIT_PRODUCER_ID, 0)];
+const APIS: [(i16, i16); 5] = [
+    (PRODUCE, 3),
+    (LIST_OFFSETS, 1),
+    (METADATA, 1),
+    (API_VERSIONS, 0),
+    (INIT_PRODUCER_ID, 0),
+];
 
 const LEADER_NOT_AVAILABLE: i16 = 5;
 const NOT_LEADER: i16 = 6;
@@ -46,7 +52,8 @@ impl Fake {
             told: AtomicUsize::new(0),
             next_offset: AtomicI64::new(0),
         });
-        let (address, shared) = (listener.local_addr().expect("its address"), Arc::clone(&state));
+        let address = listener.local_addr().expect("its address");
+        let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let state = Arc::clone(&shared);
@@ -95,7 +102,8 @@ impl State {
         let mut body = Body::default();
         match api {
             API_VERSIONS => {
-                body.short(if version == 0 { 0 } else { UNSUPPORTED_VERSION }).count(APIS.len());
+                body.short(if version == 0 { 0 } else { UNSUPPORTED_VERSION })
+                    .count(APIS.len());
                 for (api, version) in APIS {
                     body.short(api).short(version).short(version);
                 }
@@ -112,18 +120,49 @@ impl State {
                         .short(-1)
                         .int(NODE);
                 }
-                let (error, leader) = if is_fenced { (LEADER_NOT_AVAILABLE, -1) } else { (0, NODE) };
-                body.count(1).short(0).text(&self.topic).bytes(&[0]).count(1);
-                body.short(error).int(0).int(leader).count(1).int(NODE).count(1).int(NODE);
+                let (error, leader) = if is_fenced {
+                    (LEADER_NOT_AVAILABLE, -1)
+                } else {
+                    (0, NODE)
+                };
+                body.count(1)
+                    .short(0)
+                    .text(&self.topic)
+                    .bytes(&[0])
+                    .count(1);
+                body.short(error)
+                    .int(0)
+                    .int(leader)
+                    .count(1)
+                    .int(NODE)
+                    .count(1)
+                    .int(NODE);
             }
             PRODUCE => {
                 let error = if is_fenced { NOT_LEADER } else { 0 };
-                let offset = if is_fenced { -1 } else { self.next_offset.fetch_add(1, Ordering::SeqCst) };
-                body.count(1).text(&self.topic).count(1).int(0).short(error).long(offset).long(-1).int(0);
+                let offset = if is_fenced {
+                    -1
+                } else {
+                    self.next_offset.fetch_add(1, Ordering::SeqCst)
+                };
+                body.count(1)
+                    .text(&self.topic)
+                    .count(1)
+                    .int(0)
+                    .short(error)
+                    .long(offset)
+                    .long(-1)
+                    .int(0);
             }
             LIST_OFFSETS => {
                 let error = if is_fenced { NOT_LEADER } else { 0 };
-                body.count(1).text(&self.topic).count(1).int(0).short(error).long(-1).long(0);
+                body.count(1)
+                    .text(&self.topic)
+                    .count(1)
+                    .int(0)
+                    .short(error)
+                    .long(-1)
+                    .long(0);
             }
             INIT_PRODUCER_ID => {
                 body.int(0).short(0).long(1).short(0);
@@ -160,6 +199,7 @@ impl Body {
     }
 
     fn text(&mut self, text: &str) -> &mut Body {
-        self.short(i16::try_from(text.len()).expect("a short text")).bytes(text.as_bytes())
+        self.short(i16::try_from(text.len()).expect("a short text"))
+            .bytes(text.as_bytes())
     }
 }

@@ -28,11 +28,24 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `command` with both outputs appended to `log`.
     pub(crate) fn start(name: &str, mut command: Command, log: &Path) -> Process {
-        let output = File::options().create(true).append(true).open(log).expect("log file");
-        command.stdin(Stdio::null()).stdout(output.try_clone().expect("log file")).stderr(output);
-        let child = command.spawn().unwrap_or_else(|error| panic!("{name} did not start: {error}"));
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .expect("log file");
+        command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().expect("log file"))
+            .stderr(output);
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name} did not start: {error}"));
         guardian::watch(child.id());
-        Process { child, name: name.to_owned(), log: log.to_owned() }
+        Process {
+            child,
+            name: name.to_owned(),
+            log: log.to_owned(),
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -65,7 +78,11 @@ impl Process {
         let caller = Location::caller();
         match wait::until(deadline, || self.exited()) {
             Some(status) => status,
-            None => panic!("{caller}: {} still runs after {deadline:?}; its log:\n{}", self.name, self.log_tail(40)),
+            None => panic!(
+                "{caller}: {} still runs after {deadline:?}; its log:\n{}",
+                self.name,
+                self.log_tail(40)
+            ),
         }
     }
 
@@ -78,8 +95,13 @@ impl Process {
     /// Sends SIGKILL to the process group that it leads, and reaps it.
     pub(crate) fn kill_group(&mut self) {
         let mut kill = Command::new("sh");
-        kill.args(["-c", "kill -s KILL -- -$1", "kill"]).arg(self.pid().to_string());
-        assert!(kill.status().expect("sh").success(), "{} leads no group", self.name);
+        kill.args(["-c", "kill -s KILL -- -$1", "kill"])
+            .arg(self.pid().to_string());
+        assert!(
+            kill.status().expect("sh").success(),
+            "{} leads no group",
+            self.name
+        );
         self.child.wait().expect("wait for a child");
     }
 
@@ -120,7 +142,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs a command to its end and returns its output. Panics with the output so far after `deadline`.
+/// Runs a command to its end and returns its output. Panics with the output so far after
+/// `deadline`.
 #[track_caller]
 pub(crate) fn output_of(command: Command, deadline: Duration) -> Output {
     output_to(command, Stdio::piped(), deadline)
@@ -133,40 +156,67 @@ pub(crate) fn unread_output_of(command: Command, deadline: Duration) -> Output {
     output_to(command, unread.into(), deadline)
 }
 
-/// The same at a terminal, where somebody types `answer`. Standard error is all that the terminal shows.
+/// The same at a terminal, where somebody types `answer`. Standard error is all that the terminal
+/// shows.
 #[track_caller]
 pub(crate) fn output_at_terminal(mut command: Command, answer: &str, deadline: Duration) -> Output {
-    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
-    grantpt(&terminal).and_then(|()| unlockpt(&terminal)).expect("a terminal");
+    let terminal =
+        openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+    grantpt(&terminal)
+        .and_then(|()| unlockpt(&terminal))
+        .expect("a terminal");
     let name = ptsname(&terminal, Vec::new()).expect("a terminal");
     let mut options = File::options();
-    options.read(true).write(true).custom_flags(OFlags::NOCTTY.bits().cast_signed());
-    let side = options.open(OsStr::from_bytes(name.to_bytes())).expect("a terminal");
-    let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    options
+        .read(true)
+        .write(true)
+        .custom_flags(OFlags::NOCTTY.bits().cast_signed());
+    let side = options
+        .open(OsStr::from_bytes(name.to_bytes()))
+        .expect("a terminal");
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: 120,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
     tcsetwinsize(&side, size).expect("a terminal");
     let mut terminal = File::from(terminal);
     writeln!(terminal, "{answer}").expect("a terminal");
-    command.env("TERM", "xterm").stdin(side.try_clone().expect("a terminal")).stdout(Stdio::piped()).stderr(side);
+    command
+        .env("TERM", "xterm")
+        .stdin(side.try_clone().expect("a terminal"))
+        .stdout(Stdio::piped())
+        .stderr(side);
     let mut child = started(&mut command);
     // Its side of the terminal is open here, too, as long as there is the command.
     let program = command.get_program().to_owned();
     drop(command);
-    let (out, err) = (all_of(child.stdout.take()), all_shown(terminal));
+    let out = all_of(child.stdout.take());
+    let err = all_shown(terminal);
     ended(child, &program, deadline, out, err)
 }
 
 #[track_caller]
 fn output_to(mut command: Command, stdout: Stdio, deadline: Duration) -> Output {
     let program = command.get_program().to_owned();
-    let mut child = started(command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()));
-    let (out, err) = (all_of(child.stdout.take()), all_of(child.stderr.take()));
+    let mut child = started(
+        command
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(Stdio::piped()),
+    );
+    let out = all_of(child.stdout.take());
+    let err = all_of(child.stderr.take());
     ended(child, &program, deadline, out, err)
 }
 
 #[track_caller]
 fn started(command: &mut Command) -> Child {
     let started = command.spawn();
-    let child = started.unwrap_or_else(|error| panic!("{} did not start: {error}", command.get_program().display()));
+    let child = started.unwrap_or_else(|error| {
+        panic!("{} did not start: {error}", command.get_program().display())
+    });
     guardian::watch(child.id());
     child
 }
@@ -186,10 +236,17 @@ fn ended(
         child.wait().expect("wait for a child")
     });
     guardian::release(child.id());
-    let output = Output { status, stdout: out.join().expect("its output"), stderr: err.join().expect("its output") };
+    let output = Output {
+        status,
+        stdout: out.join().expect("its output"),
+        stderr: err.join().expect("its output"),
+    };
     if ended.is_none() {
         let said = String::from_utf8_lossy(&output.stderr);
-        panic!("{caller}: {} did not end within {deadline:?}; it said:\n{said}", program.display());
+        panic!(
+            "{caller}: {} did not end within {deadline:?}; it said:\n{said}",
+            program.display()
+        );
     }
     output
 }
@@ -208,12 +265,15 @@ fn all_shown(mut terminal: File) -> JoinHandle<Vec<u8>> {
 fn all_of(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
-        from.map(|mut from| from.read_to_end(&mut all)).transpose().expect("its output");
+        from.map(|mut from| from.read_to_end(&mut all))
+            .transpose()
+            .expect("its output");
         all
     })
 }
 
-/// User and system time of a process so far, in milliseconds (clock ticks of 10 ms); `None` after its end.
+/// User and system time of a process so far, in milliseconds (clock ticks of 10 ms); `None` after
+/// its end.
 pub(crate) fn cpu_ms_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,6 +1,7 @@
 //! A TCP proxy with faults on request.
 //!
-//! There are two threads per connection, one per direction. All conditions can change while connections are open.
+//! There are two threads per connection, one per direction. All conditions can change while
+//! connections are open.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -85,7 +86,13 @@ impl Proxy {
 
     /// Lets no byte pass on `way`, and closes no connection.
     pub(crate) fn blackhole(&self, way: Way) {
-        self.set(way, Conditions { blackhole: true, ..Conditions::default() });
+        self.set(
+            way,
+            Conditions {
+                blackhole: true,
+                ..Conditions::default()
+            },
+        );
     }
 
     /// Removes all conditions, and accepts new connections.
@@ -150,17 +157,27 @@ impl State {
             if self.refusing.load(Ordering::Relaxed) {
                 continue;
             }
-            let Ok(server) = TcpStream::connect(&self.upstream) else { continue };
+            let Ok(server) = TcpStream::connect(&self.upstream) else {
+                continue;
+            };
             reset_on_close(&server);
             self.accepted.fetch_add(1, Ordering::Relaxed);
             for stream in [&client, &server] {
                 stream.set_read_timeout(Some(TICK)).expect("a timeout");
                 stream.set_nodelay(true).expect("nodelay");
             }
-            let connection = Arc::new(Connection { client, server, cut: AtomicBool::new(false) });
-            self.connections.lock().expect("connections").push(Arc::clone(&connection));
+            let connection = Arc::new(Connection {
+                client,
+                server,
+                cut: AtomicBool::new(false),
+            });
+            self.connections
+                .lock()
+                .expect("connections")
+                .push(Arc::clone(&connection));
             let pumps = [Way::Up, Way::Down].map(|way| {
-                let (state, connection) = (Arc::clone(self), Arc::clone(&connection));
+                let state = Arc::clone(self);
+                let connection = Arc::clone(&connection);
                 std::thread::spawn(move || state.pump(way, &connection))
             });
             let state = Arc::clone(self);
@@ -168,7 +185,11 @@ impl State {
                 for pump in pumps {
                     pump.join().expect("a pump");
                 }
-                state.connections.lock().expect("connections").retain(|kept| !Arc::ptr_eq(kept, &connection));
+                state
+                    .connections
+                    .lock()
+                    .expect("connections")
+                    .retain(|kept| !Arc::ptr_eq(kept, &connection));
             });
         }
     }
@@ -192,15 +213,25 @@ impl State {
                 std::thread::sleep(TICK);
                 continue;
             }
-            let limit = if conditions.slice_bytes == 0 { buffer.len() } else { conditions.slice_bytes };
-            let piece = buffer.get_mut(..limit).expect("slices are smaller than the buffer");
+            let limit = if conditions.slice_bytes == 0 {
+                buffer.len()
+            } else {
+                conditions.slice_bytes
+            };
+            let piece = buffer
+                .get_mut(..limit)
+                .expect("slices are smaller than the buffer");
             let length = match from.read(piece) {
                 Ok(0) => {
                     let _gone = to.shutdown(Shutdown::Write);
                     return;
                 }
                 Ok(length) => length,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    continue;
+                }
                 Err(_) => return connection.cut.store(true, Ordering::Relaxed),
             };
             // The conditions may have changed during the read.
@@ -210,8 +241,10 @@ impl State {
                 rate => Duration::from_secs_f64(length as f64 / rate as f64),
             };
             std::thread::sleep(conditions.latency + paced);
-            // A piece that was read before the blackhole is kept until the proxy resumes, or the connection is cut.
-            while self.conditions(way).lock().expect("conditions").blackhole && !connection.cut.load(Ordering::Relaxed)
+            // A piece that was read before the blackhole is kept until the proxy resumes, or the
+            // connection is cut.
+            while self.conditions(way).lock().expect("conditions").blackhole
+                && !connection.cut.load(Ordering::Relaxed)
             {
                 std::thread::sleep(TICK);
             }
@@ -219,7 +252,10 @@ impl State {
             if connection.cut.load(Ordering::Relaxed) {
                 return;
             }
-            if to.write_all(piece.get(..length).expect("what was read")).is_err() {
+            if to
+                .write_all(piece.get(..length).expect("what was read"))
+                .is_err()
+            {
                 return connection.cut.store(true, Ordering::Relaxed);
             }
         }
@@ -227,7 +263,9 @@ impl State {
 }
 
 fn reset_on_close(stream: &TcpStream) {
-    socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).expect("linger");
+    socket2::SockRef::from(stream)
+        .set_linger(Some(Duration::ZERO))
+        .expect("linger");
 }
 
 #[cfg(test)]
@@ -258,7 +296,9 @@ mod tests {
 
     fn through(proxy: &Proxy) -> TcpStream {
         let stream = TcpStream::connect(proxy.address()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
         stream
     }
 
@@ -277,7 +317,13 @@ mod tests {
         let mut stream = through(&proxy);
         let bytes: Vec<u8> = (0..2000).map(|n| (n % 251) as u8).collect();
         round_trip(&mut stream, &bytes);
-        proxy.set(Way::Down, Conditions { slice_bytes: 1, ..Conditions::default() });
+        proxy.set(
+            Way::Down,
+            Conditions {
+                slice_bytes: 1,
+                ..Conditions::default()
+            },
+        );
         round_trip(&mut stream, &bytes);
         assert_eq!(proxy.accepted(), 1);
     }
@@ -288,7 +334,10 @@ mod tests {
         let mut stream = through(&proxy);
         round_trip(&mut stream, b"before");
         proxy.cut();
-        assert_eq!(stream.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(
+            stream.read(&mut [0; 1]).unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
         round_trip(&mut through(&proxy), b"after");
     }
 
@@ -297,7 +346,12 @@ mod tests {
         let proxy = Proxy::before(&echo());
         proxy.refuse();
         let mut stream = through(&proxy);
-        eventually("refused", Duration::from_secs(5), || stream.write_all(b"x").is_err(), |refused| *refused);
+        eventually(
+            "refused",
+            Duration::from_secs(5),
+            || stream.write_all(b"x").is_err(),
+            |refused| *refused,
+        );
         proxy.resume();
         round_trip(&mut through(&proxy), b"again");
     }
@@ -310,7 +364,9 @@ mod tests {
         proxy.blackhole(Way::Down);
         stream.write_all(b"held").unwrap();
         stream.set_nonblocking(true).unwrap();
-        throughout("nothing comes", Duration::from_millis(200), || stream.read(&mut [0; 1]).is_err());
+        throughout("nothing comes", Duration::from_millis(200), || {
+            stream.read(&mut [0; 1]).is_err()
+        });
         stream.set_nonblocking(false).unwrap();
         proxy.resume();
         let mut back = [0; 4];
@@ -322,9 +378,22 @@ mod tests {
     fn latency_and_bandwidth_take_their_time() {
         let proxy = Proxy::before(&echo());
         let mut stream = through(&proxy);
-        proxy.set(Way::Up, Conditions { latency: Duration::from_millis(80), ..Conditions::default() });
+        proxy.set(
+            Way::Up,
+            Conditions {
+                latency: Duration::from_millis(80),
+                ..Conditions::default()
+            },
+        );
         assert!(round_trip(&mut stream, b"slow") >= Duration::from_millis(80));
-        proxy.set(Way::Up, Conditions { bytes_per_second: 10_000, slice_bytes: 500, ..Conditions::default() });
+        proxy.set(
+            Way::Up,
+            Conditions {
+                bytes_per_second: 10_000,
+                slice_bytes: 500,
+                ..Conditions::default()
+            },
+        );
         assert!(round_trip(&mut stream, &[7; 3000]) >= Duration::from_millis(200));
     }
 

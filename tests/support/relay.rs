@@ -38,7 +38,10 @@ pub(crate) struct RelayCommand {
 impl RelayCommand {
     /// `walrelay COMMAND` without options.
     pub(crate) fn new(command: &str) -> RelayCommand {
-        RelayCommand { arguments: vec![command.to_owned()], ..RelayCommand::default() }
+        RelayCommand {
+            arguments: vec![command.to_owned()],
+            ..RelayCommand::default()
+        }
     }
 
     /// Adds an option with its value, or replaces its value.
@@ -66,17 +69,20 @@ impl RelayCommand {
         self
     }
 
-    /// Ends the process at a point of `walrelay_core::failpoint`, as `kill -9` would, after `passings` passes of the point.
+    /// Ends the process at a point of `walrelay_core::failpoint`, as `kill -9` would, after
+    /// `passings` passes of the point.
     pub(crate) fn killed_at(self, point: &str, passings: u32) -> RelayCommand {
         self.variable("FAILPOINTS", &format!("{point}={passings}*off->return"))
     }
 
-    /// Holds the process once at a point of `walrelay_core::failpoint`, after `passings` passes of the point. Its time-out for
-    /// silent connections is longer than any hold.
+    /// Holds the process once at a point of `walrelay_core::failpoint`, after `passings` passes of
+    /// the point. Its time-out for silent connections is longer than any hold.
     pub(crate) fn held_at(self, point: &str, passings: u32) -> (RelayCommand, Held) {
         let file = fresh_path("held");
         let actions = format!("{point}={passings}*off->1*return({})->off", file.display());
-        let command = self.variable("FAILPOINTS", &actions).variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "300s");
+        let command = self
+            .variable("FAILPOINTS", &actions)
+            .variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "300s");
         (command, Held(file))
     }
 
@@ -90,21 +96,31 @@ impl RelayCommand {
     fn command(&self) -> Command {
         // Cargo builds the program for the tests, and not for the benches.
         let built = || option_env!("CARGO_BIN_EXE_walrelay").map(OsString::from);
-        let program = std::env::var_os("WALRELAY_TEST_BINARY").or_else(built).expect("WALRELAY_TEST_BINARY");
-        let mut command = Command::new(if self.env.is_some() { OsString::from("env") } else { program.clone() });
+        let program = std::env::var_os("WALRELAY_TEST_BINARY")
+            .or_else(built)
+            .expect("WALRELAY_TEST_BINARY");
+        let mut command = Command::new(if self.env.is_some() {
+            OsString::from("env")
+        } else {
+            program.clone()
+        });
         if let Some(option) = &self.env {
             command.arg(option).arg(program);
         }
         // The caller's environment must not affect the program under test.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
-            if ["WALRELAY_", "PG", "OTEL_"].iter().any(|start| name.starts_with(start))
+            if ["WALRELAY_", "PG", "OTEL_"]
+                .iter()
+                .any(|start| name.starts_with(start))
                 || ["FAILPOINTS", "NOTIFY_SOCKET", "RUST_LOG"].contains(&name.as_str())
             {
                 command.env_remove(name);
             }
         }
-        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.current_dir(run_directory());
         command
     }
@@ -120,18 +136,25 @@ impl RelayCommand {
         unread_output_of(self.command(), COMMAND_DEADLINE)
     }
 
-    /// Runs it at a terminal, where somebody types `answer`. Its standard error is all that the terminal shows.
+    /// Runs it at a terminal, where somebody types `answer`. Its standard error is all that the
+    /// terminal shows.
     #[track_caller]
     pub(crate) fn at_terminal(&self, answer: &str) -> Output {
         output_at_terminal(self.command(), answer, COMMAND_DEADLINE)
     }
 
-    /// Runs it to its end and returns its standard output; panics with its standard error if it fails.
+    /// Runs it to its end and returns its standard output; panics with its standard error if it
+    /// fails.
     #[track_caller]
     pub(crate) fn succeed(&self) -> String {
         let output = self.output();
         let words = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "walrelay {:?}: {}\n{words}", self.arguments.first(), output.status);
+        assert!(
+            output.status.success(),
+            "walrelay {:?}: {}\n{words}",
+            self.arguments.first(),
+            output.status
+        );
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
@@ -143,24 +166,34 @@ impl RelayCommand {
     /// The same, with its output appended to `log`.
     pub(crate) fn start_with_log(&self, log: &Path) -> Relay {
         let port = free_port();
-        let is_relay = self.arguments.first().is_some_and(|command| ["run", "exporter"].contains(&command.as_str()));
+        let is_relay = self
+            .arguments
+            .first()
+            .is_some_and(|command| ["run", "exporter"].contains(&command.as_str()));
         let http = |command: RelayCommand| command.option("--http", &format!("127.0.0.1:{port}"));
-        let command = if is_relay { http(self.clone()) } else { self.clone() };
+        let command = if is_relay {
+            http(self.clone())
+        } else {
+            self.clone()
+        };
         let process = Process::start("walrelay", command.command(), log);
         Relay { process, port }
     }
 }
 
-/// What a command says on standard error, with an error that is a JSON object as the two lines it has else.
+/// What a command says on standard error, with an error that is a JSON object as the two lines it
+/// has else.
 pub(crate) fn told(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
-    let lines = text.lines().map(|line| match serde_json::from_str::<serde_json::Value>(line) {
-        Ok(object) if object["exit_code"].is_number() => {
-            let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
-            format!("error: {}\nfix: {}", text("error"), text("remedy"))
-        }
-        _ => line.to_owned(),
-    });
+    let lines = text.lines().map(
+        |line| match serde_json::from_str::<serde_json::Value>(line) {
+            Ok(object) if object["exit_code"].is_number() => {
+                let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
+                format!("error: {}\nfix: {}", text("error"), text("remedy"))
+            }
+            _ => line.to_owned(),
+        },
+    );
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -168,7 +201,9 @@ pub(crate) fn told(stderr: &[u8]) -> String {
 #[track_caller]
 pub(crate) fn last_words(log: &str) -> (&str, &str) {
     let mut lines = log.lines().skip_while(|line| !line.starts_with("error: "));
-    let error = lines.next().unwrap_or_else(|| panic!("it ended without an error:\n{log}"));
+    let error = lines
+        .next()
+        .unwrap_or_else(|| panic!("it ended without an error:\n{log}"));
     (error, lines.next().unwrap_or_default())
 }
 
@@ -196,10 +231,14 @@ pub(crate) fn is_killed(status: ExitStatus) -> bool {
 
 fn fresh_path(suffix: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    run_directory().join(format!("walrelay-{}.{suffix}", COUNT.fetch_add(1, Ordering::Relaxed)))
+    run_directory().join(format!(
+        "walrelay-{}.{suffix}",
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    ))
 }
 
-/// A running relay. Dropping it kills it with SIGKILL; in a failing test it also prints its last lines and its metrics.
+/// A running relay. Dropping it kills it with SIGKILL; in a failing test it also prints its last
+/// lines and its metrics.
 pub(crate) struct Relay {
     pub(crate) process: Process,
     pub(crate) port: u16,
@@ -211,11 +250,18 @@ impl Relay {
         let caller = Location::caller();
         let ready = wait::until(READY_DEADLINE, || {
             if let Some(status) = self.process.exited() {
-                panic!("{caller}: the relay ended ({status}) before it was ready:\n{}", self.process.log_tail(30));
+                panic!(
+                    "{caller}: the relay ended ({status}) before it was ready:\n{}",
+                    self.process.log_tail(30)
+                );
             }
             self.is_ready().then_some(())
         });
-        assert!(ready.is_some(), "{caller}: not ready within {READY_DEADLINE:?}:\n{}", self.process.log_tail(30));
+        assert!(
+            ready.is_some(),
+            "{caller}: not ready within {READY_DEADLINE:?}:\n{}",
+            self.process.log_tail(30)
+        );
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -260,13 +306,17 @@ impl Relay {
 
     /// The text of `/metrics`; empty without an answer.
     pub(crate) fn metrics(&self) -> String {
-        self.get("/metrics").map(|(_, body)| body).unwrap_or_default()
+        self.get("/metrics")
+            .map(|(_, body)| body)
+            .unwrap_or_default()
     }
 
     /// One sample of `/metrics`, by its name with labels.
     pub(crate) fn metric(&self, sample: &str) -> Option<f64> {
         let text = self.metrics();
-        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
         value.split_whitespace().next()?.parse().ok()
     }
 
@@ -274,11 +324,18 @@ impl Relay {
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        .ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
+        Some((
+            head.split_whitespace().nth(1)?.parse().ok()?,
+            body.to_owned(),
+        ))
     }
 }
 
@@ -286,9 +343,14 @@ impl Drop for Relay {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let metrics = self.metrics();
-            let told: Vec<&str> =
-                metrics.lines().filter(|line| !line.starts_with('#') && !line.contains("bucket")).collect();
-            eprintln!("--- the relay's last lines ---\n{}\n---", self.process.log_tail(40));
+            let told: Vec<&str> = metrics
+                .lines()
+                .filter(|line| !line.starts_with('#') && !line.contains("bucket"))
+                .collect();
+            eprintln!(
+                "--- the relay's last lines ---\n{}\n---",
+                self.process.log_tail(40)
+            );
             eprintln!("--- what it measured ---\n{}\n---", told.join("\n"));
         }
     }
@@ -296,6 +358,9 @@ impl Drop for Relay {
 
 #[test]
 fn an_option_given_twice_keeps_the_last_value() {
-    let command = RelayCommand::new("run").option("--slot", "a").option("--http", "h").option("--slot", "b");
+    let command = RelayCommand::new("run")
+        .option("--slot", "a")
+        .option("--http", "h")
+        .option("--slot", "b");
     assert_eq!(command.arguments, ["run", "--http", "h", "--slot", "b"]);
 }

@@ -14,9 +14,9 @@ pub(crate) fn seed() -> u64 {
 /// A generator for `part`, with the same numbers in every run with the same seed.
 pub(crate) fn generator(part: &str) -> fastrand::Rng {
     // FNV-1a: a stable hash is enough to distinguish the parts.
-    let hash = part
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let hash = part.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     fastrand::Rng::with_seed(seed() ^ hash)
 }
 
@@ -26,7 +26,10 @@ pub(crate) struct Witness;
 impl Drop for Witness {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("to draw the same chances again: WALRELAY_TEST_SEED={}", seed());
+            eprintln!(
+                "to draw the same chances again: WALRELAY_TEST_SEED={}",
+                seed()
+            );
         }
     }
 }
@@ -34,7 +37,9 @@ impl Drop for Witness {
 /// A number from the environment, for example for longer runs.
 pub(crate) fn from_environment(name: &str, otherwise: u64) -> u64 {
     match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is not a number")),
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number")),
         Err(_) => otherwise,
     }
 }

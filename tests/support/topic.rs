@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
+    TopicReplication, TopicResult,
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -34,7 +35,11 @@ pub(crate) struct Record {
 impl Record {
     /// A header's value as text; empty without such a header.
     pub(crate) fn header(&self, name: &str) -> String {
-        let value = self.headers.iter().find(|(found, _)| found == name).and_then(|(_, value)| value.as_deref());
+        let value = self
+            .headers
+            .iter()
+            .find(|(found, _)| found == name)
+            .and_then(|(_, value)| value.as_deref());
         String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
     }
 
@@ -49,9 +54,12 @@ impl Record {
     }
 }
 
-/// The present time in milliseconds since the Unix epoch. A broker on this machine has the same clock.
+/// The present time in milliseconds since the Unix epoch. A broker on this machine has the same
+/// clock.
 pub(crate) fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("a time after 1970");
     i64::try_from(since.as_millis()).expect("a time")
 }
 
@@ -67,7 +75,9 @@ pub(crate) fn delivered(
         topic: Arc::clone(&topic),
         partition: record.partition,
         offset: record.offset,
-        id: Some(id(&record)).filter(|id| !id.is_empty()).map(String::into_boxed_str),
+        id: Some(id(&record))
+            .filter(|id| !id.is_empty())
+            .map(String::into_boxed_str),
         key: record.key.as_ref().map(text),
         payload: fingerprint(record.value.as_deref()),
         arrived_at_us: record.appended_at_ms * 1_000,
@@ -77,8 +87,14 @@ pub(crate) fn delivered(
 
 pub(crate) fn consumer(brokers: &str) -> BaseConsumer {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("group.id", "walrelay-tests").set("enable.auto.commit", "false");
-    config.set("log_level", "0").set("enable.partition.eof", "true").set("allow.auto.create.topics", "false");
+    config
+        .set("bootstrap.servers", brokers)
+        .set("group.id", "walrelay-tests")
+        .set("enable.auto.commit", "false");
+    config
+        .set("log_level", "0")
+        .set("enable.partition.eof", "true")
+        .set("allow.auto.create.topics", "false");
     // librdkafka's default, which differs from that of other clients.
     config.set("isolation.level", "read_committed");
     // Finds a restarted broker immediately.
@@ -93,11 +109,12 @@ fn idle() -> MutexGuard<'static, BTreeMap<String, Vec<BaseConsumer>>> {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The time limit for one client to find its broker. A client that asked a fenced broker gets metadata without any
-/// broker, and never finds one again; the next client does.
+/// The time limit for one client to find its broker. A client that asked a fenced broker gets
+/// metadata without any broker, and never finds one again; the next client does.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A client, and the partitions with their first offsets and those after their last. Empty without the topic.
+/// A client, and the partitions with their first offsets and those after their last. Empty without
+/// the topic.
 fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Vec<(i32, i64, i64)>) {
     let mut last = None;
     let found = wait::until(PATIENCE, || {
@@ -112,19 +129,25 @@ fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Vec<(i32, i64, i64)>) {
             }
         }
     });
-    found.unwrap_or_else(|| panic!("no offsets of {topic} from {brokers} within {PATIENCE:?}: {last:?}"))
+    found.unwrap_or_else(|| {
+        panic!("no offsets of {topic} from {brokers} within {PATIENCE:?}: {last:?}")
+    })
 }
 
-/// All partitions, or an error: partitions of a new topic, or of a broker that stopped, have no leader for a moment.
+/// All partitions, or an error: partitions of a new topic, or of a broker that stopped, have no
+/// leader for a moment.
 fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)>> {
     let metadata = consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE)?;
-    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else { return Ok(Vec::new()) };
+    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
+        return Ok(Vec::new());
+    };
     match found.error().map(RDKafkaErrorCode::from) {
         None => {}
         Some(RDKafkaErrorCode::UnknownTopicOrPartition) => return Ok(Vec::new()),
         Some(code) => return Err(KafkaError::MetadataFetch(code)),
     }
-    // Two requests for all partitions. `offsets_for_times` accepts these special offsets in place of times.
+    // Two requests for all partitions. `offsets_for_times` accepts these special offsets in place
+    // of times.
     let offsets = |of: Offset| {
         let mut asked = TopicPartitionList::new();
         for partition in found.partitions() {
@@ -132,20 +155,36 @@ fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)
         }
         consumer.offsets_for_times(asked, CLIENT_PATIENCE)
     };
-    let (lows, highs) = (offsets(Offset::Beginning)?, offsets(Offset::End)?);
+    let lows = offsets(Offset::Beginning)?;
+    let highs = offsets(Offset::End)?;
     let offset = |list: &TopicPartitionList, partition| {
-        let found = list.find_partition(topic, partition).expect("a partition that was asked for");
+        let found = list
+            .find_partition(topic, partition)
+            .expect("a partition that was asked for");
         found.error()?;
         let Offset::Offset(offset) = found.offset() else {
-            return Err(KafkaError::OffsetFetch(RDKafkaErrorCode::OffsetNotAvailable));
+            return Err(KafkaError::OffsetFetch(
+                RDKafkaErrorCode::OffsetNotAvailable,
+            ));
         };
         Ok(offset)
     };
-    let of = |partition: i32| Ok((partition, offset(&lows, partition)?, offset(&highs, partition)?));
-    found.partitions().iter().map(|partition| of(partition.id())).collect()
+    let of = |partition: i32| {
+        Ok((
+            partition,
+            offset(&lows, partition)?,
+            offset(&highs, partition)?,
+        ))
+    };
+    found
+        .partitions()
+        .iter()
+        .map(|partition| of(partition.id()))
+        .collect()
 }
 
-/// Drops a client in a thread of its own: librdkafka's threads sometimes do not end, and a test must not wait for them.
+/// Drops a client in a thread of its own: librdkafka's threads sometimes do not end, and a test
+/// must not wait for them.
 pub(crate) fn close(client: impl Send + 'static) {
     std::thread::spawn(move || drop(client));
 }
@@ -157,9 +196,13 @@ fn extent(brokers: &str, topic: &str) -> Vec<(i32, i64, i64)> {
     ends
 }
 
-/// The number of offsets in the topic: that of its records, unless it has transactions. 0 without the topic.
+/// The number of offsets in the topic: that of its records, unless it has transactions. 0 without
+/// the topic.
 pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
-    extent(brokers, topic).iter().map(|(_, low, high)| high - low).sum()
+    extent(brokers, topic)
+        .iter()
+        .map(|(_, low, high)| high - low)
+        .sum()
 }
 
 /// The partitions with their first and last offsets, or the error.
@@ -188,23 +231,32 @@ pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
     (partitions, records)
 }
 
-/// Calls `take` with each of these records, ordered within a partition. Returns the number of partitions.
-pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMessage<'_>)) -> usize {
+/// Calls `take` with each of these records, ordered within a partition. Returns the number of
+/// partitions.
+pub(crate) fn each(
+    brokers: &str,
+    topic: &str,
+    mut take: impl FnMut(&BorrowedMessage<'_>),
+) -> usize {
     let (consumer, mut ends) = reader(brokers, topic);
     let partitions = ends.len();
     ends.retain(|(_, low, high)| high > low);
     let mut assignment = TopicPartitionList::new();
     for (partition, _, _) in &ends {
-        assignment.add_partition_offset(topic, *partition, Offset::Beginning).expect("an offset");
+        assignment
+            .add_partition_offset(topic, *partition, Offset::Beginning)
+            .expect("an offset");
     }
-    // Partitions that are not read up to their ends. The end of a transaction has an offset and is not a record, so the
-    // end of a partition counts, too.
+    // Partitions that are not read up to their ends. The end of a transaction has an offset and is
+    // not a record, so the end of a partition counts, too.
     let mut left: BTreeSet<i32> = ends.iter().map(|(partition, _, _)| *partition).collect();
     if !left.is_empty() {
         consumer.assign(&assignment).expect("assign");
     }
     while !left.is_empty() {
-        let message = consumer.poll(PATIENCE).unwrap_or_else(|| panic!("{topic}: the ends of {left:?} did not come"));
+        let message = consumer
+            .poll(PATIENCE)
+            .unwrap_or_else(|| panic!("{topic}: the ends of {left:?} did not come"));
         let message = match message {
             Ok(message) => message,
             Err(KafkaError::PartitionEOF(partition)) => {
@@ -212,10 +264,14 @@ pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMes
                 continue;
             }
             // After the loss of a broker, the client finds the next leader by itself.
-            Err(KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure)) => continue,
+            Err(KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure)) => {
+                continue;
+            }
             Err(error) => panic!("{topic}: {error}"),
         };
-        let end = ends.iter().find(|(partition, _, _)| *partition == message.partition());
+        let end = ends
+            .iter()
+            .find(|(partition, _, _)| *partition == message.partition());
         // A record that was appended meanwhile is after the end.
         if let Some((partition, _, high)) = end {
             if message.offset() < *high {
@@ -232,7 +288,10 @@ pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMes
 
 fn record(message: &BorrowedMessage<'_>) -> Record {
     let headers = message.headers().map_or_else(Vec::new, |headers| {
-        headers.iter().map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec))).collect()
+        headers
+            .iter()
+            .map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec)))
+            .collect()
     });
     Record {
         partition: message.partition(),
@@ -246,17 +305,26 @@ fn record(message: &BorrowedMessage<'_>) -> Record {
 
 fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("log_level", "0");
+    config
+        .set("bootstrap.servers", brokers)
+        .set("log_level", "0");
     config.create().expect("an admin client")
 }
 
 /// The answer to an administrative request. A client that found no broker is replaced by another.
-fn answered<T>(brokers: &str, request: impl AsyncFn(&AdminClient<DefaultClientContext>) -> KafkaResult<T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+fn answered<T>(
+    brokers: &str,
+    request: impl AsyncFn(&AdminClient<DefaultClientContext>) -> KafkaResult<T>,
+) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let mut last = None;
     let answer = wait::until(ADMIN_PATIENCE, || {
         let admin = admin(brokers);
-        let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, request(&admin)).await });
+        let answer =
+            runtime.block_on(async { tokio::time::timeout(PATIENCE, request(&admin)).await });
         close(admin);
         match answer {
             Ok(Ok(answer)) => Some(answer),
@@ -270,34 +338,63 @@ fn answered<T>(brokers: &str, request: impl AsyncFn(&AdminClient<DefaultClientCo
     answer.unwrap_or_else(|| panic!("no answer from {brokers} within {ADMIN_PATIENCE:?}: {last:?}"))
 }
 
-/// Creates a topic with the default number of replicas, and waits until its partitions have leaders.
+/// Creates a topic with the default number of replicas, and waits until its partitions have
+/// leaders.
 pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
-    make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)), settings);
+    make(
+        brokers,
+        NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)),
+        settings,
+    );
 }
 
 /// Deletes a topic, and waits until the brokers no longer know it.
 pub(crate) fn delete(brokers: &str, topic: &str) {
-    let deleted = answered(brokers, async |admin| admin.delete_topics(&[topic], &AdminOptions::new()).await);
-    let gone = |deleted: &TopicResult| matches!(deleted, Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)));
+    let deleted = answered(brokers, async |admin| {
+        admin.delete_topics(&[topic], &AdminOptions::new()).await
+    });
+    let gone = |deleted: &TopicResult| {
+        matches!(
+            deleted,
+            Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition))
+        )
+    };
     assert!(deleted.iter().all(gone), "{deleted:?}");
-    super::wait::eventually("it is gone", PATIENCE, || partitions(brokers, topic), |found| *found == 0);
+    super::wait::eventually(
+        "it is gone",
+        PATIENCE,
+        || partitions(brokers, topic),
+        |found| *found == 0,
+    );
 }
 
 /// Adds partitions to a topic until it has so many, and waits until they have leaders.
 pub(crate) fn grow(brokers: &str, topic: &str, to: usize) {
     let new = NewPartitions::new(topic, to);
-    let grown = answered(brokers, async |admin| admin.create_partitions([&new], &AdminOptions::new()).await);
+    let grown = answered(brokers, async |admin| {
+        admin.create_partitions([&new], &AdminOptions::new()).await
+    });
     // A first request without an answer may have added them.
-    let there = |grown: &TopicResult| matches!(grown, Ok(_) | Err((_, RDKafkaErrorCode::InvalidPartitions)));
+    let there = |grown: &TopicResult| {
+        matches!(grown, Ok(_) | Err((_, RDKafkaErrorCode::InvalidPartitions)))
+    };
     assert!(grown.iter().all(there), "{grown:?}");
-    super::wait::eventually("they have leaders", PATIENCE, || partitions(brokers, topic), |found| *found == to);
+    super::wait::eventually(
+        "they have leaders",
+        PATIENCE,
+        || partitions(brokers, topic),
+        |found| *found == to,
+    );
 }
 
 pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
-    let altered = settings
-        .iter()
-        .fold(AlterConfig::new(ResourceSpecifier::Topic(topic)), |altered, (name, value)| altered.set(name, value));
-    let done = answered(brokers, async |admin| admin.alter_configs([&altered], &AdminOptions::new()).await);
+    let altered = settings.iter().fold(
+        AlterConfig::new(ResourceSpecifier::Topic(topic)),
+        |altered, (name, value)| altered.set(name, value),
+    );
+    let done = answered(brokers, async |admin| {
+        admin.alter_configs([&altered], &AdminOptions::new()).await
+    });
     assert!(done.iter().all(Result::is_ok), "{done:?}");
 }
 
@@ -305,17 +402,29 @@ pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
 pub(crate) fn create_on(brokers: &str, topic: &str, nodes: &[i32], settings: &[(&str, &str)]) {
     let replicas: Vec<&[i32]> = nodes.chunks(1).collect();
     let partitions = i32::try_from(nodes.len()).expect("a count of partitions");
-    make(brokers, NewTopic::new(topic, partitions, TopicReplication::Variable(&replicas)), settings);
+    make(
+        brokers,
+        NewTopic::new(topic, partitions, TopicReplication::Variable(&replicas)),
+        settings,
+    );
 }
 
 fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)]) {
     for (name, value) in settings {
         new = new.set(name, value);
     }
-    let made = answered(brokers, async |admin| admin.create_topics([&new], &AdminOptions::new()).await);
+    let made = answered(brokers, async |admin| {
+        admin.create_topics([&new], &AdminOptions::new()).await
+    });
     // A first request without an answer may have created it.
-    let there = |made: &TopicResult| matches!(made, Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)));
+    let there =
+        |made: &TopicResult| matches!(made, Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)));
     assert!(made.iter().all(there), "{made:?}");
     let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
-    super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
+    super::wait::eventually(
+        "it has leaders",
+        PATIENCE,
+        || partitions(brokers, new.name),
+        |found| *found == expected,
+    );
 }

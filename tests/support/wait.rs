@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 /// The time limit of every wait without a limit of its own, on two cores that others use as well.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The pause between two checks is an eighth of the time so far, within these bounds. A check may cost a session.
+/// The pause between two checks is an eighth of the time so far, within these bounds. A check may
+/// cost a session.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// The pause where a condition must not occur, so that a short occurrence is noticed.
@@ -37,7 +38,8 @@ pub(crate) fn until<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Calls `look` until its value satisfies `enough`; after `deadline`, panics at the caller with the last value.
+/// Calls `look` until its value satisfies `enough`; after `deadline`, panics at the caller with the
+/// last value.
 #[track_caller]
 pub(crate) fn eventually<T: Debug>(
     what: &str,
@@ -55,16 +57,22 @@ pub(crate) fn eventually<T: Debug>(
         last = Some(value);
         None
     });
-    found.unwrap_or_else(|| panic!("{caller}: not within {deadline:?}: {what}; last seen: {last:?}"))
+    found
+        .unwrap_or_else(|| panic!("{caller}: not within {deadline:?}: {what}; last seen: {last:?}"))
 }
 
-/// Checks that a condition holds during all of `period`. The only wait for a time: for what must *not* happen.
+/// Checks that a condition holds during all of `period`. The only wait for a time: for what must
+/// *not* happen.
 #[track_caller]
 pub(crate) fn throughout(what: &str, period: Duration, mut holds: impl FnMut() -> bool) {
     let caller = Location::caller();
     let started = Instant::now();
     loop {
-        assert!(holds(), "{caller}: did not hold for {period:?}, but for {:?}: {what}", started.elapsed());
+        assert!(
+            holds(),
+            "{caller}: did not hold for {period:?}, but for {:?}: {what}",
+            started.elapsed()
+        );
         if started.elapsed() >= period {
             return;
         }
@@ -89,8 +97,13 @@ fn a_wait_ends_with_what_was_found() {
 
 #[test]
 fn a_wait_that_fails_names_the_caller_and_the_last_value() {
-    let failure =
-        std::panic::catch_unwind(|| eventually("never", Duration::from_millis(30), || 42, |_| false)).unwrap_err();
+    let failure = std::panic::catch_unwind(|| {
+        eventually("never", Duration::from_millis(30), || 42, |_| false)
+    })
+    .unwrap_err();
     let text = failure.downcast_ref::<String>().unwrap();
-    assert!(text.contains("wait.rs") && text.contains("never") && text.contains("42"), "{text}");
+    assert!(
+        text.contains("wait.rs") && text.contains("never") && text.contains("42"),
+        "{text}"
+    );
 }

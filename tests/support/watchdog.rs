@@ -1,4 +1,5 @@
-//! Ends the run if a test does not end: names the test, and the system call of each thread of the process.
+//! Ends the run if a test does not end: names the test, and the system call of each thread of the
+//! process.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,7 +34,10 @@ impl Drop for Watched {
         {
             let (_, thread, since) = running.remove(at);
             // Worlds of a test at the same time count once.
-            match running.iter_mut().find(|(_, other, _)| other.id() == thread.id()) {
+            match running
+                .iter_mut()
+                .find(|(_, other, _)| other.id() == thread.id())
+            {
                 Some((.., other)) => *other = since.min(*other),
                 None => note(thread.name().unwrap_or_default(), since.elapsed()),
             }
@@ -43,9 +47,13 @@ impl Drop for Watched {
 
 /// Appends seconds and name to the file `WALRELAY_TEST_TIMES`, for the list of the slowest.
 fn note(test: &str, took: Duration) {
-    let Some(path) = std::env::var_os("WALRELAY_TEST_TIMES") else { return };
+    let Some(path) = std::env::var_os("WALRELAY_TEST_TIMES") else {
+        return;
+    };
     let noted = File::options().create(true).append(true).open(path);
-    let _told = noted.and_then(|mut file| file.write_all(format!("{:.1} {test}\n", took.as_secs_f64()).as_bytes()));
+    let _told = noted.and_then(|mut file| {
+        file.write_all(format!("{:.1} {test}\n", took.as_secs_f64()).as_bytes())
+    });
 }
 
 fn running() -> &'static Running {
@@ -73,15 +81,35 @@ fn running() -> &'static Running {
 
 /// A line for each thread: its name and its system call.
 fn threads(tasks: &Path) -> String {
-    let Ok(tasks) = std::fs::read_dir(tasks) else { return String::new() };
-    let word = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default().trim().to_owned();
-    let line = |path: &Path| format!("  {:16} {} {}\n", word(path, "comm"), word(path, "wchan"), word(path, "syscall"));
+    let Ok(tasks) = std::fs::read_dir(tasks) else {
+        return String::new();
+    };
+    let word = |path: &Path, file: &str| {
+        std::fs::read_to_string(path.join(file))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    let line = |path: &Path| {
+        format!(
+            "  {:16} {} {}\n",
+            word(path, "comm"),
+            word(path, "wchan"),
+            word(path, "syscall")
+        )
+    };
     tasks.flatten().map(|task| line(&task.path())).collect()
 }
 
 #[test]
 fn threads_are_told_by_name() {
-    let told =
-        std::thread::Builder::new().name("named-for-this".to_owned()).spawn(|| threads(Path::new("/proc/self/task")));
-    assert!(told.expect("a thread").join().expect("its end").contains("  named-for-this "));
+    let told = std::thread::Builder::new()
+        .name("named-for-this".to_owned())
+        .spawn(|| threads(Path::new("/proc/self/task")));
+    assert!(
+        told.expect("a thread")
+            .join()
+            .expect("its end")
+            .contains("  named-for-this ")
+    );
 }

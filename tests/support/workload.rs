@@ -23,7 +23,12 @@ pub(crate) struct Plan {
 impl Default for Plan {
     fn default() -> Self {
         let pause = Duration::from_millis(from_environment("WALRELAY_TEST_PAUSE_MS", 16));
-        Plan { writers: 4, aggregates: 40, pause, filling: 40 }
+        Plan {
+            writers: 4,
+            aggregates: 40,
+            pause,
+            filling: 40,
+        }
     }
 }
 
@@ -49,29 +54,50 @@ impl Workload {
             // Writers survive a server that a test kills.
             reconnect: true,
         };
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let entered = runtime.enter();
         let writers = workload::Workload::start(&sql::config(url).expect("a URL"), &settings);
         drop(entered);
-        Workload { writers: Some(writers), runtime, _witness: Witness }
+        Workload {
+            writers: Some(writers),
+            runtime,
+            _witness: Witness,
+        }
     }
 
-    /// The number of transactions whose commit was answered so far. The table shows whether others committed.
+    /// The number of transactions whose commit was answered so far. The table shows whether others
+    /// committed.
     pub(crate) fn committed(&self) -> u64 {
         let writers = self.writers.as_ref().expect("writers");
-        writers.counts().committed_transactions.load(Ordering::Relaxed)
+        writers
+            .counts()
+            .committed_transactions
+            .load(Ordering::Relaxed)
     }
 
     #[track_caller]
     pub(crate) fn wait_for(&self, more: u64) {
         let goal = self.committed() + more;
-        wait::eventually("writers go on", Duration::from_secs(60), || self.committed(), |now| *now >= goal);
+        wait::eventually(
+            "writers go on",
+            Duration::from_secs(60),
+            || self.committed(),
+            |now| *now >= goal,
+        );
     }
 
-    /// Stops the writers and waits until all have ended. Returns the number of committed transactions.
+    /// Stops the writers and waits until all have ended. Returns the number of committed
+    /// transactions.
     pub(crate) fn stop(mut self) -> u64 {
         let writers = self.writers.take().expect("writers");
-        let counts = self.runtime.block_on(writers.stop()).expect("the writers end well");
+        let counts = self
+            .runtime
+            .block_on(writers.stop())
+            .expect("the writers end well");
         counts.committed_transactions.load(Ordering::Relaxed)
     }
 }
@@ -80,7 +106,10 @@ impl Drop for Workload {
     fn drop(&mut self) {
         if let Some(writers) = self.writers.take() {
             let stopped = self.runtime.block_on(writers.stop());
-            assert!(stopped.is_ok() || std::thread::panicking(), "a writer failed: {stopped:?}");
+            assert!(
+                stopped.is_ok() || std::thread::panicking(),
+                "a writer failed: {stopped:?}"
+            );
         }
     }
 }

@@ -48,7 +48,8 @@ pub(crate) struct World {
     sessions: Arc<Sessions>,
     /// Host and port of Postgres.
     postgres: String,
-    /// The server on which to drop the slots at the end: each would retain WAL and rows of the catalog for later tests.
+    /// The server on which to drop the slots at the end: each would retain WAL and rows of the
+    /// catalog for later tests.
     shared_url: Option<String>,
     _witness: Witness,
     _watched: Watched,
@@ -75,7 +76,8 @@ impl World {
     #[track_caller]
     pub(crate) fn bare(postgres: &Postgres, brokers: &str) -> World {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Runs on servers that outlive them must not share a name: the position of an earlier run would not match.
+        // Runs on servers that outlive them must not share a name: the position of an earlier run
+        // would not match.
         static RUN: LazyLock<u32> = LazyLock::new(|| fastrand::u32(..0x0100_0000));
         let name = format!("t{:06x}_{}", *RUN, COUNT.fetch_add(1, Ordering::Relaxed));
         postgres.sql().run(&format!("create database {name}"));
@@ -83,7 +85,9 @@ impl World {
             database_url: postgres.url(&name),
             postgres: postgres.address(),
             brokers: brokers.to_owned(),
-            kinds: (0..3).map(|number| format!("{name}.kind{number}")).collect(),
+            kinds: (0..3)
+                .map(|number| format!("{name}.kind{number}"))
+                .collect(),
             sessions: Arc::default(),
             shared_url: postgres.is_shared().then(|| postgres.url("postgres")),
             name,
@@ -94,7 +98,8 @@ impl World {
         world
     }
 
-    /// On the shared servers, with a table that has the transaction and the order of its rows. No publication, no slot.
+    /// On the shared servers, with a table that has the transaction and the order of its rows. No
+    /// publication, no slot.
     #[track_caller]
     pub(crate) fn keeping() -> World {
         World::keeping_on(Postgres::shared(), Kafka::shared().brokers())
@@ -113,7 +118,8 @@ impl World {
     #[track_caller]
     pub(crate) fn publish(&self) {
         self.sql().run(&format!(
-            "create publication walrelay_{} for table outbox with (publish = 'insert', publish_via_partition_root = true)",
+            "create publication walrelay_{} for table outbox with (publish = 'insert', \
+             publish_via_partition_root = true)",
             self.name
         ));
     }
@@ -130,7 +136,8 @@ impl World {
                 if pid != 0 {
                     sql.run(&format!("select pg_terminate_backend({pid}::int)"));
                 }
-                sql.try_run(&format!("select pg_drop_replication_slot('{}')", self.name)).is_ok()
+                sql.try_run(&format!("select pg_drop_replication_slot('{}')", self.name))
+                    .is_ok()
             },
             |dropped| *dropped,
         );
@@ -143,11 +150,15 @@ impl World {
 
     /// A command for the slot and the database.
     pub(crate) fn command(&self, command: &str) -> RelayCommand {
-        RelayCommand::new(command).option("--slot", &self.name).option("--database-url", &self.database_url)
+        RelayCommand::new(command)
+            .option("--slot", &self.name)
+            .option("--database-url", &self.database_url)
     }
 
     pub(crate) fn run(&self) -> RelayCommand {
-        self.command("run").option("--brokers", &self.brokers).option("--log-format", "json")
+        self.command("run")
+            .option("--brokers", &self.brokers)
+            .option("--log-format", "json")
     }
 
     #[track_caller]
@@ -163,7 +174,9 @@ impl World {
     }
 
     pub(crate) fn with_kinds(mut self, count: usize) -> World {
-        self.kinds = (0..count).map(|number| format!("{}.kind{number}", self.name)).collect();
+        self.kinds = (0..count)
+            .map(|number| format!("{}.kind{number}", self.name))
+            .collect();
         self
     }
 
@@ -192,7 +205,10 @@ impl World {
 
     #[track_caller]
     pub(crate) fn emit_to(&self, sql: &Sql, kind: usize, aggregate: &str) {
-        sql.run(&format!("select emit('{}', '{aggregate}', 20)", self.kinds[kind]));
+        sql.run(&format!(
+            "select emit('{}', '{aggregate}', 20)",
+            self.kinds[kind]
+        ));
     }
 
     pub(crate) fn records(&self, kind: usize) -> Vec<Record> {
@@ -200,7 +216,9 @@ impl World {
     }
 
     pub(crate) fn delivered(&self) -> i64 {
-        (0..self.kinds.len()).map(|kind| topic::count(&self.brokers, &self.topic(kind))).sum()
+        (0..self.kinds.len())
+            .map(|kind| topic::count(&self.brokers, &self.topic(kind)))
+            .sum()
     }
 
     #[track_caller]
@@ -211,7 +229,8 @@ impl World {
     /// The checker's findings for the present state. Stop the writers first.
     #[track_caller]
     pub(crate) fn check(&self) -> Findings {
-        let rows = "select id::text, aggregateid, (payload->>'v')::bigint, payload::text, aggregatetype from outbox
+        let rows = "select id::text, aggregateid, (payload->>'v')::bigint, payload::text, \
+                    aggregatetype from outbox
              where payload ? 'v'";
         let row = |row: &Row| committed(&format!("outbox.event.{}", row.get::<_, &str>(4)), row);
         let rows: Vec<Committed> = self.sql().rows(rows, &[]).iter().map(row).collect();
@@ -221,14 +240,22 @@ impl World {
 
     /// The checker's findings for `rows` in these topics, with `id` as the id of each record.
     #[track_caller]
-    pub(crate) fn verify(&self, rows: &[Committed], topics: &[String], id: impl Fn(&Record) -> String) -> Findings {
+    pub(crate) fn verify(
+        &self,
+        rows: &[Committed],
+        topics: &[String],
+        id: impl Fn(&Record) -> String,
+    ) -> Findings {
         let ids: BTreeSet<&str> = rows.iter().map(|row| &*row.id).collect();
         assert_eq!(ids.len(), rows.len(), "ids of rows are unique");
         let mut found = Topics::default();
         for topic in topics {
             let (partitions, records) = topic::read_whole(&self.brokers, topic);
             found.records.extend(topic::delivered(topic, records, &id));
-            found.partitions.insert(topic.as_str().into(), i32::try_from(partitions).expect("a count of partitions"));
+            found.partitions.insert(
+                topic.as_str().into(),
+                i32::try_from(partitions).expect("a count of partitions"),
+            );
         }
         verify(rows, &found).findings
     }
@@ -236,8 +263,12 @@ impl World {
     /// The same where some rows cannot be delivered: rows without a version in their payload.
     #[track_caller]
     pub(crate) fn assert_all_good_delivered(&self) -> Findings {
-        let findings =
-            eventually("every good row has arrived", ARRIVAL, || self.check(), |found| found.lost.is_empty());
+        let findings = eventually(
+            "every good row has arrived",
+            ARRIVAL,
+            || self.check(),
+            |found| found.lost.is_empty(),
+        );
         findings.assert_sound();
         findings
     }
@@ -248,18 +279,29 @@ impl World {
         let committed = self.committed();
         // Counting is cheap. With duplicates, as many records as rows does not mean all rows.
         wait::until(ARRIVAL, || (self.delivered() >= committed).then_some(()));
-        let findings = eventually("every row has arrived", ARRIVAL, || self.check(), |found| found.lost.is_empty());
+        let findings = eventually(
+            "every row has arrived",
+            ARRIVAL,
+            || self.check(),
+            |found| found.lost.is_empty(),
+        );
         findings.assert_sound();
         findings
     }
 
-    /// Ids of events with a record from before one of these moments and a record from after it, by the broker's clock.
+    /// Ids of events with a record from before one of these moments and a record from after it, by
+    /// the broker's clock.
     pub(crate) fn appended_again(&self, moments_ms: &[i64]) -> BTreeSet<String> {
         let mut appended: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         for record in (0..self.kinds.len()).flat_map(|kind| self.records(kind)) {
-            appended.entry(record.header("id")).or_default().push(record.appended_at_ms);
+            appended
+                .entry(record.header("id"))
+                .or_default()
+                .push(record.appended_at_ms);
         }
-        let around = |times: &[i64], moment| times.iter().any(|at| *at < moment) && times.iter().any(|at| *at > moment);
+        let around = |times: &[i64], moment| {
+            times.iter().any(|at| *at < moment) && times.iter().any(|at| *at > moment)
+        };
         appended.retain(|_, times| moments_ms.iter().any(|moment| around(times, *moment)));
         appended.into_keys().collect()
     }
@@ -273,13 +315,18 @@ impl World {
     /// `confirmed_flush_lsn` as a number of bytes; 0 without a slot.
     #[track_caller]
     pub(crate) fn confirmed(&self) -> i64 {
-        self.slot("coalesce((confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0)").parse().unwrap_or(0)
+        self.slot("coalesce((confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0)")
+            .parse()
+            .unwrap_or(0)
     }
 
     /// An expression over the slot's row in `pg_replication_slots`, as text.
     #[track_caller]
     pub(crate) fn slot(&self, expression: &str) -> String {
-        self.sql().text(&format!("select {expression} from pg_replication_slots where slot_name = '{}'", self.name))
+        self.sql().text(&format!(
+            "select {expression} from pg_replication_slots where slot_name = '{}'",
+            self.name
+        ))
     }
 
     /// The walsender's pid; 0 if no session streams.
@@ -288,31 +335,43 @@ impl World {
         self.slot("coalesce(active_pid, 0)").parse().unwrap_or(0)
     }
 
-    /// Waits until a session streams from the slot, and returns the walsender's pid. The relay need not be ready.
+    /// Waits until a session streams from the slot, and returns the walsender's pid. The relay need
+    /// not be ready.
     #[track_caller]
     pub(crate) fn wait_streaming(&self) -> i64 {
         // A session that creates a slot holds the slot, too.
         let pid = "coalesce((select pid from pg_stat_replication r where r.pid = active_pid
              and state in ('catchup', 'streaming')), 0)";
-        eventually("somebody streams", ARRIVAL, || self.slot(pid).parse().unwrap_or(0), |pid| *pid != 0)
+        eventually(
+            "somebody streams",
+            ARRIVAL,
+            || self.slot(pid).parse().unwrap_or(0),
+            |pid| *pid != 0,
+        )
     }
 
-    /// The start of the next WAL record, in bytes: after everything that was written, and after the header of a full
-    /// page.
+    /// The start of the next WAL record, in bytes: after everything that was written, and after the
+    /// header of a full page.
     #[track_caller]
     pub(crate) fn wal(&self) -> i64 {
-        self.sql().number("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")
+        self.sql()
+            .number("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")
     }
 
-    /// The end of the last flushed record. Sent and confirmed LSNs reach it, also at the end of a page.
+    /// The end of the last flushed record. Sent and confirmed LSNs reach it, also at the end of a
+    /// page.
     #[track_caller]
     pub(crate) fn flushed(&self) -> i64 {
-        self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")
+        self.sql()
+            .number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")
     }
 
     /// The URL of this database through the proxy.
     pub(crate) fn url_through(&self, proxy: &Proxy) -> String {
-        let (credentials, rest) = self.database_url.split_once('@').expect("a user in the URL");
+        let (credentials, rest) = self
+            .database_url
+            .split_once('@')
+            .expect("a user in the URL");
         let path = rest.split_once('/').map_or("", |(_, path)| path);
         format!("{credentials}@{}/{path}", proxy.address())
     }
@@ -321,7 +380,12 @@ impl World {
     #[track_caller]
     pub(crate) fn wait_confirmed(&self, deadline: Duration) {
         let goal = self.flushed();
-        eventually("the slot is confirmed", deadline, || self.confirmed(), |confirmed| *confirmed >= goal);
+        eventually(
+            "the slot is confirmed",
+            deadline,
+            || self.confirmed(),
+            |confirmed| *confirmed >= goal,
+        );
     }
 }
 
@@ -343,7 +407,8 @@ impl World {
         let told = server.map_err(|error| error.to_string()).and_then(|sql| {
             // The failed test may hold a lock on the outbox.
             let _limited = sql.try_run("set lock_timeout = '5s'");
-            let rows = "select 'slot ' || s::text from pg_replication_slots s where database = current_database()
+            let rows = "select 'slot ' || s::text from pg_replication_slots s where database = \
+                        current_database()
                 union all select 'session ' || concat_ws(', ', pid, application_name, state, wait_event_type, wait_event,
                     left(query, 200)) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
                 union all select 'rows in the outbox: ' || count(*) from outbox
@@ -351,24 +416,41 @@ impl World {
             let rows = sql.try_rows(rows, &[]).map_err(|error| format!("{error:?}"))?;
             Ok(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"))
         });
-        eprintln!("--- Postgres ---\n{}\n---", told.unwrap_or_else(|error| error));
-        eprintln!("--- its log ---\n{}\n---", log_tails(&self.postgres, LOG_LINES));
+        eprintln!(
+            "--- Postgres ---\n{}\n---",
+            told.unwrap_or_else(|error| error)
+        );
+        eprintln!(
+            "--- its log ---\n{}\n---",
+            log_tails(&self.postgres, LOG_LINES)
+        );
         eprintln!("--- Kafka ---");
         for kind in 0..self.kinds.len() {
             let topic = self.topic(kind);
             eprintln!("{topic}: {}", topic::offsets(&self.brokers, &topic));
         }
-        eprintln!("---\n--- its log ---\n{}\n---", log_tails(&self.brokers, LOG_LINES));
+        eprintln!(
+            "---\n--- its log ---\n{}\n---",
+            log_tails(&self.brokers, LOG_LINES)
+        );
     }
 
     fn drop_slots(&self, url: &str) {
-        let Ok(sql) = Sql::try_connect(url) else { return };
+        let Ok(sql) = Sql::try_connect(url) else {
+            return;
+        };
         let slots = format!("from pg_replication_slots where database = '{}'", self.name);
         // The walsender of a relay that was just killed ends a moment later.
         let _dropped = wait::until(Duration::from_secs(5), || {
-            let _ended = sql.try_run(&format!("select pg_terminate_backend(active_pid) {slots} and active"));
-            let _dropped = sql.try_run(&format!("select pg_drop_replication_slot(slot_name) {slots} and not active"));
-            sql.try_rows(&format!("select 1 {slots}"), &[]).is_ok_and(|left| left.is_empty()).then_some(())
+            let _ended = sql.try_run(&format!(
+                "select pg_terminate_backend(active_pid) {slots} and active"
+            ));
+            let _dropped = sql.try_run(&format!(
+                "select pg_drop_replication_slot(slot_name) {slots} and not active"
+            ));
+            sql.try_rows(&format!("select 1 {slots}"), &[])
+                .is_ok_and(|left| left.is_empty())
+                .then_some(())
         });
     }
 }
@@ -380,7 +462,10 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
     use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
-    let writers = world.workload(&Plan { writers: 3, ..Plan::default() });
+    let writers = world.workload(&Plan {
+        writers: 3,
+        ..Plan::default()
+    });
     writers.wait_for(100);
     writers.stop();
 
@@ -393,14 +478,28 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
         .create()
         .unwrap();
     let rows = world.sql().rows(
-        "select id::text, aggregatetype, aggregateid, payload::text from outbox order by (payload->>'v')::bigint",
+        "select id::text, aggregatetype, aggregateid, payload::text from outbox order by \
+         (payload->>'v')::bigint",
         &[],
     );
     for row in &rows {
-        let (id, kind, key, value): (String, String, String, String) = (row.get(0), row.get(1), row.get(2), row.get(3));
-        let headers = OwnedHeaders::new().insert(Header { key: "id", value: Some(&id) });
+        let id: String = row.get(0);
+        let kind: String = row.get(1);
+        let key: String = row.get(2);
+        let value: String = row.get(3);
+        let headers = OwnedHeaders::new().insert(Header {
+            key: "id",
+            value: Some(&id),
+        });
         let topic = format!("outbox.event.{kind}");
-        producer.send(BaseRecord::to(&topic).key(&key).payload(&value).headers(headers)).unwrap();
+        producer
+            .send(
+                BaseRecord::to(&topic)
+                    .key(&key)
+                    .payload(&value)
+                    .headers(headers),
+            )
+            .unwrap();
         producer.poll(Duration::ZERO);
     }
     producer.flush(LIMIT).unwrap();
@@ -408,5 +507,8 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
     assert!(rows.len() >= 100);
     let findings = world.assert_all_delivered();
     assert_eq!(findings.duplicates, 0);
-    assert_eq!(topic::partitions(&world.brokers, &world.topic(0)), super::servers::kafka::PARTITIONS as usize);
+    assert_eq!(
+        topic::partitions(&world.brokers, &world.topic(0)),
+        super::servers::kafka::PARTITIONS as usize
+    );
 }

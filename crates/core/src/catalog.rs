@@ -5,8 +5,15 @@ use serde::Deserialize;
 use crate::config::TableName;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 
-const TIME_COLUMNS: [&str; 7] =
-    ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
+const TIME_COLUMNS: [&str; 7] = [
+    "created_at",
+    "occurred_at",
+    "inserted_at",
+    "recorded_at",
+    "event_time",
+    "created",
+    "timestamp",
+];
 
 /// A table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -84,7 +91,8 @@ pub struct BaseType {
     /// As SQL writes it in a cast, without a modifier.
     #[serde(rename = "base_type")]
     pub sql: String,
-    /// `typcategory`: <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
+    /// `typcategory`:
+    /// <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
     pub category: String,
     /// Whether operators of Postgres itself order it.
     pub is_ordered: bool,
@@ -150,32 +158,50 @@ impl Table {
     /// Errors: [`Kind::Publication`] with the columns of the table.
     pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
         let there = self.columns.iter().map(|column| column.name.as_str());
-        self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
+        self.column(wanted)
+            .ok_or_else(|| no_column(name, wanted, there))
     }
 
-    /// The column with the transaction that inserted the row, as `setup --add-xid-column` creates it, under any name.
+    /// The column with the transaction that inserted the row, as `setup --add-xid-column` creates
+    /// it, under any name.
     pub fn xid_column(&self) -> Option<&Column> {
-        let all = || self.columns.iter().filter(|column| column.tells_transaction());
-        all().find(|column| column.name == "xid").or_else(|| all().next())
+        let all = || {
+            self.columns
+                .iter()
+                .filter(|column| column.tells_transaction())
+        };
+        all()
+            .find(|column| column.name == "xid")
+            .or_else(|| all().next())
     }
 
     /// Columns that number the rows: an identity column, then those whose default is a sequence.
     pub fn counters(&self) -> impl Iterator<Item = &Column> {
         let identity = self.columns.iter().filter(|column| column.is_identity);
         let is_serial = |sql: &String| sql.starts_with("nextval(");
-        identity.chain(self.columns.iter().filter(move |column| column.default.as_ref().is_some_and(is_serial)))
+        identity.chain(
+            self.columns
+                .iter()
+                .filter(move |column| column.default.as_ref().is_some_and(is_serial)),
+        )
     }
 
     /// The column with the time of a row, by its usual name and type.
     pub fn time_column(&self) -> Option<&Column> {
-        TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
+        TIME_COLUMNS
+            .iter()
+            .find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
     }
 
     /// The column with the time of a row: the configured one, or one of a usual name and type.
     pub fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
-        let Some(wanted) = configured else { return Ok(self.time_column()) };
+        let Some(wanted) = configured else {
+            return Ok(self.time_column());
+        };
         let cause = match self.column(wanted) {
-            Some(column) if column.is_timestamp() || column.base.name == "date" => return Ok(Some(column)),
+            Some(column) if column.is_timestamp() || column.base.name == "date" => {
+                return Ok(Some(column));
+            }
             Some(column) => format!("column {wanted} of {name} is of type {}", column.base.sql),
             None => format!("table {name} has no column {wanted}"),
         };
@@ -183,12 +209,20 @@ impl Table {
             .remedy("name a column of type timestamptz, timestamp or date, or leave it out"))
     }
 
-    /// The columns that identify a row whose id is in column `id`: the id alone, or else those of the first unique key
-    /// that fits. A row without an id is no event, so only the id may be loose.
+    /// The columns that identify a row whose id is in column `id`: the id alone, or else those of
+    /// the first unique key that fits. A row without an id is no event, so only the id may be
+    /// loose.
     pub fn row_key(&self, id: &str) -> Option<&[String]> {
         let fits = |key: &&UniqueKey| key.loose.iter().all(|column| column == id);
-        let all = || self.unique_keys.iter().filter(fits).map(|key| key.columns.as_slice());
-        all().find(|columns| *columns == [id]).or_else(|| all().next())
+        let all = || {
+            self.unique_keys
+                .iter()
+                .filter(fits)
+                .map(|key| key.columns.as_slice())
+        };
+        all()
+            .find(|columns| *columns == [id])
+            .or_else(|| all().next())
     }
 }
 
@@ -222,7 +256,10 @@ impl Column {
 
     /// Whether it can hold an event's payload.
     pub fn can_hold_event(&self) -> bool {
-        matches!(self.form(), Form::Json | Form::Bytea | Form::Text | Form::Xml)
+        matches!(
+            self.form(),
+            Form::Json | Form::Bytea | Form::Text | Form::Xml
+        )
     }
 
     /// Whether it can hold a type or a topic.
@@ -232,7 +269,10 @@ impl Column {
 
     /// Whether it can hold an id.
     pub fn can_name(&self) -> bool {
-        matches!(self.form(), Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum)
+        matches!(
+            self.form(),
+            Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum
+        )
     }
 
     /// Whether a record's key can be made of it: a key of bytes is Postgres' text of them.
@@ -245,11 +285,13 @@ impl Column {
         self.not_null || self.base.domain_not_null
     }
 
-    /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`.
-    /// `pg_get_expr` omits a schema on the search path, and `pg_catalog` is always on it.
+    /// Whether it has the transaction that inserted the row: an `xid8` that defaults to
+    /// `pg_current_xact_id()`. `pg_get_expr` omits a schema on the search path, and `pg_catalog` is
+    /// always on it.
     pub fn tells_transaction(&self) -> bool {
         let default = self.default.as_deref().unwrap_or_default();
-        self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
+        self.base.name == "xid8"
+            && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
     }
 
     /// The column in a line.
@@ -258,12 +300,21 @@ impl Column {
         let more = [
             (self.base.domain, format!(" over {}", self.base.name)),
             (self.is_never_null(), ", not null".to_owned()),
-            (self.in_primary_key && self.unique, ", primary key".to_owned()),
-            (self.in_primary_key && !self.unique, ", part of the primary key".to_owned()),
+            (
+                self.in_primary_key && self.unique,
+                ", primary key".to_owned(),
+            ),
+            (
+                self.in_primary_key && !self.unique,
+                ", part of the primary key".to_owned(),
+            ),
             (self.unique && !self.in_primary_key, ", unique".to_owned()),
             (self.references, ", refers to another table".to_owned()),
         ];
-        text.extend(more.into_iter().filter_map(|(holds, what)| holds.then_some(what)));
+        text.extend(
+            more.into_iter()
+                .filter_map(|(holds, what)| holds.then_some(what)),
+        );
         text
     }
 }
@@ -271,19 +322,34 @@ impl Column {
 /// The error for a missing table `name` in `place`; `setup`, if any, could create the table.
 pub fn no_table(name: &TableName, place: &str, setup: Option<NextCommand>) -> Error {
     let remedy = Remedy::from(
-        "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
+        "check schema, name and database. A name with capitals needs SQL's quotes within the \
+         file's, as in table = \
          '\"Outbox\"'",
     );
-    let created = setup.map(|setup| Remedy::from(". `").and(setup.flag("create-table")).and("` creates a table"));
-    Error::new(Kind::Publication, format!("there is no table {name} in {place}"))
-        .remedy(created.into_iter().fold(remedy, Remedy::and))
+    let created = setup.map(|setup| {
+        Remedy::from(". `")
+            .and(setup.flag("create-table"))
+            .and("` creates a table")
+    });
+    Error::new(
+        Kind::Publication,
+        format!("there is no table {name} in {place}"),
+    )
+    .remedy(created.into_iter().fold(remedy, Remedy::and))
 }
 
 /// The error for table `name`, which lacks the column `wanted` and has those in `there`.
-pub fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
+pub fn no_column<'a>(
+    name: &TableName,
+    wanted: &str,
+    there: impl Iterator<Item = &'a str>,
+) -> Error {
     let there = there.collect::<Vec<_>>().join(", ");
-    Error::new(Kind::Publication, format!("table {name} has no column {wanted}; it has {there}"))
-        .remedy("say in the configuration which column holds what, or add the column")
+    Error::new(
+        Kind::Publication,
+        format!("table {name} has no column {wanted}; it has {there}"),
+    )
+    .remedy("say in the configuration which column holds what, or add the column")
 }
 
 #[cfg(test)]
@@ -291,22 +357,43 @@ mod tests {
     use super::*;
 
     fn table(columns: Vec<Column>) -> Table {
-        Table { kind: "r".to_owned(), columns, ..Table::default() }
+        Table {
+            kind: "r".to_owned(),
+            columns,
+            ..Table::default()
+        }
     }
 
     #[test]
     fn an_xid_column_is_an_xid8_with_the_current_transaction_as_default() {
         let with = |base, default: Option<&str>| {
-            let told = Column { default: default.map(str::to_owned), ..Column::of("x", base) };
-            table(vec![Column::of("id", "uuid"), told]).xid_column().map(|column| column.name.clone())
+            let told = Column {
+                default: default.map(str::to_owned),
+                ..Column::of("x", base)
+            };
+            table(vec![Column::of("id", "uuid"), told])
+                .xid_column()
+                .map(|column| column.name.clone())
         };
-        assert_eq!(with("xid8", Some("pg_current_xact_id()")), Some("x".to_owned()));
-        assert_eq!(with("xid8", Some("pg_catalog.pg_current_xact_id()")), Some("x".to_owned()));
+        assert_eq!(
+            with("xid8", Some("pg_current_xact_id()")),
+            Some("x".to_owned())
+        );
+        assert_eq!(
+            with("xid8", Some("pg_catalog.pg_current_xact_id()")),
+            Some("x".to_owned())
+        );
         assert_eq!(with("xid8", None), None);
         assert_eq!(with("xid8", Some("public.pg_current_xact_id()")), None);
         assert_eq!(with("text", Some("pg_current_xact_id()")), None);
         let filled = |name| Column::of(name, "xid8").with_default("pg_current_xact_id()");
-        assert_eq!(table(vec![filled("y"), filled("xid")]).xid_column().unwrap().name, "xid");
+        assert_eq!(
+            table(vec![filled("y"), filled("xid")])
+                .xid_column()
+                .unwrap()
+                .name,
+            "xid"
+        );
     }
 
     #[test]
@@ -316,11 +403,20 @@ mod tests {
             loose: loose.iter().map(|name| (*name).to_owned()).collect(),
         };
         let with = |unique_keys: Vec<UniqueKey>| {
-            let table = Table { unique_keys, ..Table::default() };
+            let table = Table {
+                unique_keys,
+                ..Table::default()
+            };
             table.row_key("id").map(|columns| columns.join(" "))
         };
-        assert_eq!(with(vec![key(&["n"], &[]), key(&["id"], &["id"])]).as_deref(), Some("id"));
-        assert_eq!(with(vec![key(&["a", "b"], &["b"]), key(&["n"], &[])]).as_deref(), Some("n"));
+        assert_eq!(
+            with(vec![key(&["n"], &[]), key(&["id"], &["id"])]).as_deref(),
+            Some("id")
+        );
+        assert_eq!(
+            with(vec![key(&["a", "b"], &["b"]), key(&["n"], &[])]).as_deref(),
+            Some("n")
+        );
         assert_eq!(with(vec![key(&["n"], &["n"])]), None);
     }
 }

@@ -9,6 +9,8 @@ pub const POSTGRES_EPOCH_US: i64 = 946_684_800_000_000;
 
 /// Microseconds since the Unix epoch, now. For people and for lags: it may jump either way.
 pub fn now_us() -> i64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
 }

@@ -1,7 +1,8 @@
 //! Errors: the cause, the consequence, the remedy and the exit code.
 //!
-//! A module describes *what happened* in an error type of its own. This module decides *what follows*:
-//! [`Kind::disposition`] is the one table, exhaustive on purpose, so that a new kind must choose.
+//! A module describes *what happened* in an error type of its own. This module decides *what
+//! follows*: [`Kind::disposition`] is the one table, exhaustive on purpose, so that a new kind must
+//! choose.
 
 use std::fmt;
 use std::iter;
@@ -18,10 +19,11 @@ use crate::position::Lsn;
 pub enum Disposition {
     /// The fault is temporary, or is being repaired: retry with back-off, without a limit.
     Retry,
-    /// An operator can repair the fault while the relay runs: retry according to `delivery.retry_…`, then give the
-    /// events up according to `delivery.on_error`.
+    /// An operator can repair the fault while the relay runs: retry according to
+    /// `delivery.retry_…`, then give the events up according to `delivery.on_error`.
     RetryThenGiveUp,
-    /// This event cannot be delivered, and a retry does not help: give it up according to `delivery.on_error`.
+    /// This event cannot be delivered, and a retry does not help: give it up according to
+    /// `delivery.on_error`.
     GiveUp,
     /// An operator has to act: stop with the cause, the remedy and an exit code.
     Halt,
@@ -33,9 +35,11 @@ pub enum Disposition {
 pub enum Kind {
     /// A flag, variable or configuration file is invalid.
     Config,
-    /// Postgres cannot be reached, closed the connection, is starting or shutting down, or sends nothing.
+    /// Postgres cannot be reached, closed the connection, is starting or shutting down, or sends
+    /// nothing.
     PostgresUnreachable,
-    /// Postgres answers, and refuses what walrelay writes: read-only, disk full, a lock, a trigger, a revoked right.
+    /// Postgres answers, and refuses what walrelay writes: read-only, disk full, a lock, a trigger,
+    /// a revoked right.
     PostgresUnwritable,
     /// Postgres refuses the connection or the role: password, role, database, TLS.
     PostgresRefused,
@@ -57,18 +61,20 @@ pub enum Kind {
     RecordTooLarge,
     /// The broker cannot be reached, or the producer failed and a new one may work.
     BusUnreachable,
-    /// The broker refuses records for this topic: it does not exist, or the client may not write to it.
+    /// The broker refuses records for this topic: it does not exist, or the client may not write to
+    /// it.
     TopicRefused,
     /// The broker refuses the client, or the topic of the position has unsuitable settings.
     BusRefused,
-    /// The relay was stopped, and the deadline passed with events that are not acked. The next start delivers them. For
-    /// `replay`: the command was stopped before all events were published.
+    /// The relay was stopped, and the deadline passed with events that are not acked. The next
+    /// start delivers them. For `replay`: the command was stopped before all events were published.
     ShutdownTimeout,
     /// `status`: the slot exists and is unhealthy.
     Unhealthy,
     /// `demo`: the run did not verify. `verify`: outbox and topics differ.
     NotVerified,
-    /// `config import`: a setting was not carried over that changes, or may change, what consumers see.
+    /// `config import`: a setting was not carried over that changes, or may change, what consumers
+    /// see.
     NotCarried,
     /// `replay`: no row matches. `parked`: no event.
     NothingMatched,
@@ -82,9 +88,10 @@ impl Kind {
     /// The consequence for the relay.
     pub const fn disposition(self) -> Disposition {
         match self {
-            Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive | Kind::BusUnreachable => {
-                Disposition::Retry
-            }
+            Kind::PostgresUnreachable
+            | Kind::PostgresUnwritable
+            | Kind::SlotActive
+            | Kind::BusUnreachable => Disposition::Retry,
             Kind::TopicRefused => Disposition::RetryThenGiveUp,
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Disposition::GiveUp,
             Kind::Config
@@ -104,22 +111,31 @@ impl Kind {
         }
     }
 
-    /// The remedy for errors of this kind without one of their own; none for a kind that reports a finding.
+    /// The remedy for errors of this kind without one of their own; none for a kind that reports a
+    /// finding.
     pub fn remedy(self) -> Option<Remedy> {
         let setup_plan = || NextCommand::new("setup").flag("dry-run");
         Some(match self {
-            Kind::Config => Remedy::from(NextCommand::new("config check").flag("offline"))
-                .and(" shows every setting, its value and where it is from; correct the one that is named"),
-            Kind::PostgresUnreachable => {
-                Remedy::from("check that the server runs and can be reached from here, and try again")
-            }
-            Kind::PostgresUnwritable => Remedy::from("remove what the message names; the server's log may say more"),
-            Kind::PostgresRefused => Remedy::from(
-                "check role, password, database, TLS and rights of the connection; the server's log says why it refuses",
+            Kind::Config => Remedy::from(NextCommand::new("config check").flag("offline")).and(
+                " shows every setting, its value and where it is from; correct the one that \
+                      is named",
             ),
-            Kind::PostgresUnfit => {
-                Remedy::from("compare the server with what docs/reference/doctor.md asks for; its log may say more")
-            }
+            Kind::PostgresUnreachable => Remedy::from(
+                "check that the server runs and can be reached from here, and try \
+                              again",
+            ),
+            Kind::PostgresUnwritable => Remedy::from(
+                "remove what the message names; the server's \
+                                                      log may say more",
+            ),
+            Kind::PostgresRefused => Remedy::from(
+                "check role, password, database, TLS and rights of the connection; the server's \
+                 log says why it refuses",
+            ),
+            Kind::PostgresUnfit => Remedy::from(
+                "compare the server with what docs/reference/doctor.md asks for; its \
+                              log may say more",
+            ),
             Kind::SlotActive => Remedy::from("see who has the slot with ")
                 .and(NextCommand::new("status"))
                 .and(", and try again once it is free"),
@@ -131,31 +147,46 @@ impl Kind {
                 .and(NextCommand::new("config check"))
                 .and(", and what to run with ")
                 .and(setup_plan()),
-            Kind::PositionMismatch => {
-                Remedy::from("see what can be chosen in docs/explanation/recovery.md; nothing was lost so far")
-            }
+            Kind::PositionMismatch => Remedy::from(
+                "see what can be chosen in docs/explanation/recovery.md; nothing was \
+                              lost so far",
+            ),
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Remedy::from(
-                "remove what keeps the event from being delivered, or let delivery.on_error say what becomes of such events",
+                "remove what keeps the event from being delivered, or let delivery.on_error say \
+                 what becomes of such events",
             ),
-            Kind::BusUnreachable => {
-                Remedy::from("check that the brokers run and can be reached from here, and try again")
+            Kind::BusUnreachable => Remedy::from(
+                "check that the brokers run and can be reached from here, and try \
+                              again",
+            ),
+            Kind::TopicRefused => {
+                Remedy::from("create the topic, or grant Write and Describe on it")
             }
-            Kind::TopicRefused => Remedy::from("create the topic, or grant Write and Describe on it"),
             Kind::BusRefused => Remedy::from(
-                "check the settings of the bus and the rights of its user; the log of the bus says why it refuses",
+                "check the settings of the bus and the rights of its user; the log of the bus says \
+                 why it refuses",
             ),
-            Kind::ShutdownTimeout => Remedy::from("start it again: nothing is lost, and what was left comes then"),
+            Kind::ShutdownTimeout => Remedy::from(
+                "start it again: nothing is lost, and what was \
+                                                   left comes then",
+            ),
             Kind::Prerequisite => Remedy::from("give this machine what is missing, and try again"),
             Kind::Bug => Remedy::from(
-                "nothing was confirmed that was not delivered, so start it again; please report this with the log",
+                "nothing was confirmed that was not delivered, so start it again; please report \
+                 this with the log",
             ),
-            Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => return None,
+            Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => {
+                return None;
+            }
         })
     }
 
     /// Whether an automatic retry is useless.
     pub const fn halts(self) -> bool {
-        !matches!(self.disposition(), Disposition::Retry | Disposition::RetryThenGiveUp)
+        !matches!(
+            self.disposition(),
+            Disposition::Retry | Disposition::RetryThenGiveUp
+        )
     }
 
     /// Whether the producer delivers nothing after an error of this kind.
@@ -163,12 +194,14 @@ impl Kind {
         matches!(self, Kind::BusUnreachable | Kind::TopicRefused)
     }
 
-    /// The name, as `docs/how-to/runbook.md`, errors in JSON and the metrics have it. Never renamed.
+    /// The name, as `docs/how-to/runbook.md`, errors in JSON and the metrics have it. Never
+    /// renamed.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The class of an event that is given up, in dead letters, metrics and commands. Never renamed.
+    /// The class of an event that is given up, in dead letters, metrics and commands. Never
+    /// renamed.
     pub fn class(self) -> &'static str {
         if self == Kind::Event {
             "unroutable"
@@ -181,7 +214,8 @@ impl Kind {
         }
     }
 
-    /// The exit code. Part of the command line's contract: never renumbered. `docs/how-to/runbook.md` lists them.
+    /// The exit code. Part of the command line's contract: never renumbered.
+    /// `docs/how-to/runbook.md` lists them.
     pub const fn exit_code(self) -> u8 {
         match self {
             Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => 1,
@@ -204,8 +238,8 @@ impl Kind {
     }
 }
 
-/// What the commands in the remedies of this process name. A remedy in a log is pasted where nobody set what the process
-/// was started with.
+/// What the commands in the remedies of this process name. A remedy in a log is pasted where nobody
+/// set what the process was started with.
 #[derive(Debug, Default)]
 pub struct Given {
     /// The configuration file, as typed in a shell.
@@ -217,27 +251,32 @@ pub struct Given {
 static GIVEN: OnceLock<Given> = OnceLock::new();
 
 impl Given {
-    /// Remedies of this process are written with this from now on. Only the first call has an effect.
+    /// Remedies of this process are written with this from now on. Only the first call has an
+    /// effect.
     pub fn set_for_process(self) {
         GIVEN.get_or_init(|| self);
     }
 
     fn of_process() -> &'static Given {
-        static NOTHING: Given = Given { config: None, placeholders: Vec::new() };
+        static NOTHING: Given = Given {
+            config: None,
+            placeholders: Vec::new(),
+        };
         GIVEN.get().unwrap_or(&NOTHING)
     }
 
     /// `text` with what replaces its placeholders.
     pub fn filled(&self, text: &str) -> String {
-        let fill = |text: String, (placeholder, with): &(&str, String)| text.replace(placeholder, with);
+        let fill =
+            |text: String, (placeholder, with): &(&str, String)| text.replace(placeholder, with);
         self.placeholders.iter().fold(text.to_owned(), fill)
     }
 }
 
 /// A remedy: text with `walrelay` commands.
 ///
-/// `Display` writes the commands with their own flags and with what the process was given; [`Error::with_commands`] adds
-/// the flags of the command line.
+/// `Display` writes the commands with their own flags and with what the process was given;
+/// [`Error::with_commands`] adds the flags of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy(Vec<Part>);
 
@@ -328,7 +367,10 @@ pub struct Flag {
 impl NextCommand {
     /// `name` is the subcommand, such as `parked list`.
     pub fn new(name: &'static str) -> Self {
-        NextCommand { name, flags: Vec::new() }
+        NextCommand {
+            name,
+            flags: Vec::new(),
+        }
     }
 
     /// Adds a flag that takes no value.
@@ -341,7 +383,10 @@ impl NextCommand {
     /// Adds a flag with its value, as typed in a shell.
     #[must_use]
     pub fn option(mut self, name: &'static str, value: impl fmt::Display) -> Self {
-        self.flags.push(Flag { name, value: Some(value.to_string()) });
+        self.flags.push(Flag {
+            name,
+            value: Some(value.to_string()),
+        });
         self
     }
 
@@ -349,7 +394,10 @@ impl NextCommand {
     #[must_use]
     pub fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
         let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
-        let missing: Vec<_> = flags.into_iter().filter(|flag| flag.name == "set" || !has(flag.name)).collect();
+        let missing: Vec<_> = flags
+            .into_iter()
+            .filter(|flag| flag.name == "set" || !has(flag.name))
+            .collect();
         self.flags.splice(..0, missing);
         self
     }
@@ -360,7 +408,10 @@ impl NextCommand {
     }
 
     fn text(&self, given: &Given) -> String {
-        let config = given.config.iter().map(|file| Flag { name: "config", value: Some(file.clone()) });
+        let config = given.config.iter().map(|file| Flag {
+            name: "config",
+            value: Some(file.clone()),
+        });
         let mut text = format!("walrelay {}", self.name);
         for Flag { name, value } in self.clone().with_missing(config).flags {
             text.push_str(" --");
@@ -382,12 +433,13 @@ impl fmt::Display for NextCommand {
 
 /// An error: the cause, its subject and the remedy.
 ///
-/// `cause` is one line in the operator's terms that names the slot or topic. An error holds no payload, no secret and
-/// no connection string. `Display` writes everything but the remedy.
+/// `cause` is one line in the operator's terms that names the slot or topic. An error holds no
+/// payload, no secret and no connection string. `Display` writes everything but the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Fields>);
 
-/// The fields of an [`Error`]. The public ones are for the relay's decisions; `Display` does not write them.
+/// The fields of an [`Error`]. The public ones are for the relay's decisions; `Display` does not
+/// write them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fields {
     kind: Kind,
@@ -405,7 +457,8 @@ pub struct Fields {
     pub max_attempts: Option<u32>,
     /// Whether it is about one event that was decoded, and that can be given up.
     pub is_of_event: bool,
-    /// The size of a record that was rejected for its size, or was sent together with such a record.
+    /// The size of a record that was rejected for its size, or was sent together with such a
+    /// record.
     pub record_bytes: Option<usize>,
 }
 
@@ -447,14 +500,21 @@ impl Error {
     /// Replaces each command in the remedy, or in the remedy of the kind, by `complete` of it.
     #[must_use]
     pub fn with_commands(mut self, complete: &dyn Fn(NextCommand) -> NextCommand) -> Self {
-        self.others = mem::take(&mut self.others).into_iter().map(|other| other.with_commands(complete)).collect();
-        self.remedy = self.remedy.take().or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
-            let completed = parts.into_iter().map(|part| match part {
-                Part::Command(command) => Part::Command(complete(command)),
-                Part::Text(text) => Part::Text(text),
+        self.others = mem::take(&mut self.others)
+            .into_iter()
+            .map(|other| other.with_commands(complete))
+            .collect();
+        self.remedy = self
+            .remedy
+            .take()
+            .or_else(|| self.kind.remedy())
+            .map(|Remedy(parts)| {
+                let completed = parts.into_iter().map(|part| match part {
+                    Part::Command(command) => Part::Command(complete(command)),
+                    Part::Text(text) => Part::Text(text),
+                });
+                Remedy(completed.collect())
             });
-            Remedy(completed.collect())
-        });
         self
     }
 
@@ -493,7 +553,9 @@ impl Error {
     /// Names an event by its place.
     #[must_use]
     pub(crate) fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
-        self.about(format_args!("event at index {index} of the transaction at {commit_lsn}"))
+        self.about(format_args!(
+            "event at index {index} of the transaction at {commit_lsn}"
+        ))
     }
 
     /// Names the topic that refuses records.
@@ -508,7 +570,8 @@ impl Error {
         self.topic.as_deref()
     }
 
-    /// Errors that were found together with this one. Only errors of the configuration, and those of `config check`, have any.
+    /// Errors that were found together with this one. Only errors of the configuration, and those
+    /// of `config check`, have any.
     pub fn others(&self) -> &[Error] {
         &self.others
     }
@@ -525,12 +588,19 @@ impl Error {
 
     /// The remedy of the error; without one, that of its kind if an automatic retry is useless.
     pub fn any_remedy(&self) -> Option<Remedy> {
-        self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
+        self.remedy
+            .clone()
+            .or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }
 
-    /// [`Error::any_remedy`], else that of the kind, as text: for logs, also while walrelay retries by itself.
+    /// [`Error::any_remedy`], else that of the kind, as text: for logs, also while walrelay retries
+    /// by itself.
     pub fn what_to_do(&self) -> Option<String> {
-        Some(self.any_remedy().or_else(|| self.kind.remedy())?.to_string())
+        Some(
+            self.any_remedy()
+                .or_else(|| self.kind.remedy())?
+                .to_string(),
+        )
     }
 }
 
@@ -582,7 +652,8 @@ impl Errors {
         }
     }
 
-    /// The value, or its default if there is an error, which is kept. Discard what is built from it: [`Errors::result`].
+    /// The value, or its default if there is an error, which is kept. Discard what is built from
+    /// it: [`Errors::result`].
     pub fn or_default<T: Default>(&mut self, result: Result<T>) -> T {
         self.keep(result).unwrap_or_default()
     }
@@ -619,7 +690,10 @@ mod tests {
     fn errors_found_together_are_kept_in_order_and_once() {
         let error = |cause: &str| Err::<u8, _>(Error::new(Kind::Config, cause));
         let mut errors = Errors::default();
-        assert_eq!((errors.keep(Ok(1)), errors.or_default(error("a"))), (Some(1), 0));
+        assert_eq!(
+            (errors.keep(Ok(1)), errors.or_default(error("a"))),
+            (Some(1), 0)
+        );
         errors.keep(both(error("b"), both(error("a"), error("c"))));
         let error = errors.result(Some(1)).unwrap_err();
         let others: Vec<_> = error.others().iter().map(Error::cause).collect();
@@ -629,8 +703,13 @@ mod tests {
 
     #[test]
     fn a_row_is_named_once_and_is_no_part_of_the_cause() {
-        let error = Error::new(Kind::Record, "too large").of_row("7").of_row("7");
-        assert_eq!((error.to_string().as_str(), error.cause()), ("row 7: too large", "too large"));
+        let error = Error::new(Kind::Record, "too large")
+            .of_row("7")
+            .of_row("7");
+        assert_eq!(
+            (error.to_string().as_str(), error.cause()),
+            ("row 7: too large", "too large")
+        );
         let placed = error.of_event(Lsn::new(16), 2).about("dead letter 0:1");
         assert_eq!(
             placed.to_string(),
@@ -642,43 +721,71 @@ mod tests {
     fn the_remedy_of_an_error_overrides_that_of_its_kind() {
         let plain = Error::new(Kind::PositionMismatch, "x");
         assert_eq!(plain.any_remedy(), Kind::PositionMismatch.remedy());
-        assert_eq!(plain.remedy("this").or_remedy("that").what_to_do().as_deref(), Some("this"));
+        assert_eq!(
+            plain
+                .remedy("this")
+                .or_remedy("that")
+                .what_to_do()
+                .as_deref(),
+            Some("this")
+        );
         let unreachable = Error::new(Kind::BusUnreachable, "it is tried again");
-        assert!(unreachable.any_remedy().is_none() && unreachable.what_to_do().unwrap().contains("brokers run"));
-        assert_eq!(unreachable.or_remedy("that").what_to_do().as_deref(), Some("that"));
+        assert!(
+            unreachable.any_remedy().is_none()
+                && unreachable.what_to_do().unwrap().contains("brokers run")
+        );
+        assert_eq!(
+            unreachable.or_remedy("that").what_to_do().as_deref(),
+            Some("that")
+        );
     }
 
     #[test]
     fn a_command_in_a_remedy_accepts_further_flags() {
-        let setup = NextCommand::new("setup").option("slot", "a").option("table", "'s.\"T\"'").flag("add-xid-column");
+        let setup = NextCommand::new("setup")
+            .option("slot", "a")
+            .option("table", "'s.\"T\"'")
+            .flag("add-xid-column");
         let error = Error::new(Kind::Config, "x").remedy(Remedy::from("run `").and(setup).and("`"));
         assert_eq!(
             error.what_to_do().as_deref(),
             Some("run `walrelay setup --slot a --table 's.\"T\"' --add-xid-column`")
         );
-        let [config, slot] = ["config", "slot"].map(|name| Flag { name, value: Some(format!("my-{name}")) });
-        let error = error.with_commands(&|command| command.with_missing([config.clone(), slot.clone()]));
+        let [config, slot] = ["config", "slot"].map(|name| Flag {
+            name,
+            value: Some(format!("my-{name}")),
+        });
+        let error =
+            error.with_commands(&|command| command.with_missing([config.clone(), slot.clone()]));
         assert_eq!(
             error.what_to_do().as_deref(),
-            Some("run `walrelay setup --config my-config --slot a --table 's.\"T\"' --add-xid-column`")
+            Some(
+                "run `walrelay setup --config my-config --slot a --table 's.\"T\"' \
+                 --add-xid-column`"
+            )
         );
     }
 
     #[test]
     fn a_remedy_names_the_configuration_file_and_the_brokers_of_the_process() {
         let show = NextCommand::new("parked list").option("slot", "a");
-        let remedy = Remedy::from("kafka-topics --bootstrap-server … --describe; ").and(show.clone());
+        let remedy =
+            Remedy::from("kafka-topics --bootstrap-server … --describe; ").and(show.clone());
         assert_eq!(
             remedy.text(&Given::default()),
             "kafka-topics --bootstrap-server … --describe; walrelay parked list --slot a"
         );
         let given = Given {
             config: Some("'my file.toml'".to_owned()),
-            placeholders: vec![("--bootstrap-server …", "--bootstrap-server b:9092".to_owned())],
+            placeholders: vec![(
+                "--bootstrap-server …",
+                "--bootstrap-server b:9092".to_owned(),
+            )],
         };
         assert_eq!(
             remedy.text(&given),
-            "kafka-topics --bootstrap-server b:9092 --describe; walrelay parked list --config 'my file.toml' --slot a"
+            "kafka-topics --bootstrap-server b:9092 --describe; walrelay parked list --config 'my \
+             file.toml' --slot a"
         );
         assert_eq!(
             show.option("config", "typed.toml").text(&given),
@@ -689,6 +796,9 @@ mod tests {
     #[test]
     fn remedies_are_joined_with_one_semicolon() {
         let remedies = ["drop table a;", "grant b"].map(Remedy::from);
-        assert_eq!(Remedy::joined(remedies).to_string(), "drop table a; grant b");
+        assert_eq!(
+            Remedy::joined(remedies).to_string(),
+            "drop table a; grant b"
+        );
     }
 }

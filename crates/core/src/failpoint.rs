@@ -1,21 +1,41 @@
 //! Points between received and confirmed where a test can stop, slow or kill the process.
 //!
-//! Compiled in only with the feature `failpoints`. `FAILPOINTS="stored=3*off->return"` kills the process, as `kill -9`
-//! would, when it reaches `stored` for the fourth time. `sleep(100)` instead of `return` slows it. `return(FILE)` creates
-//! the file and waits until a test removes it. `tests/live/points.rs` kills the process at each point.
+//! Compiled in only with the feature `failpoints`. `FAILPOINTS="stored=3*off->return"` kills the
+//! process, as `kill -9` would, when it reaches `stored` for the fourth time. `sleep(100)` instead
+//! of `return` slows it. `return(FILE)` creates the file and waits until a test removes it.
+//! `tests/live/points.rs` kills the process at each point.
 
 /// Points of each event, in order.
-pub const POINTS: [&str; 8] =
-    ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
+pub const POINTS: [&str; 8] = [
+    "received",
+    "assembled",
+    "enqueued",
+    "acked",
+    "storing",
+    "stored",
+    "confirming",
+    "confirmed",
+];
 
 /// Points of rows: read from the table, marked, deleted; and of parked events.
-pub(crate) const TABLE_POINTS: [&str; 10] =
-    ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached", "retried"];
+pub(crate) const TABLE_POINTS: [&str; 10] = [
+    "intended",
+    "slot-made",
+    "read",
+    "progress",
+    "marking",
+    "marked",
+    "caught-up",
+    "swept",
+    "detached",
+    "retried",
+];
 
 /// The point where the open transaction of the bus contains the position and is not committed.
 pub const TRANSACTION_POINTS: [&str; 1] = ["committing"];
 
-/// Arms the points that `FAILPOINTS` names, until the process ends. Without the feature, nothing reads the variable.
+/// Arms the points that `FAILPOINTS` names, until the process ends. Without the feature, nothing
+/// reads the variable.
 ///
 /// # Panics
 /// The variable is not a list of points and actions.
@@ -28,7 +48,11 @@ pub fn arm() {
 /// Runs the action of `point`, if it is armed.
 #[inline]
 pub fn reached(point: &str) {
-    let named = POINTS.iter().chain(&TABLE_POINTS).chain(&TRANSACTION_POINTS).any(|named| *named == point);
+    let named = POINTS
+        .iter()
+        .chain(&TABLE_POINTS)
+        .chain(&TRANSACTION_POINTS)
+        .any(|named| *named == point);
     debug_assert!(named, "{point} is not a named point");
     fail::fail_point!(point, |file: Option<String>| match file {
         None => std::process::abort(),

@@ -1,8 +1,9 @@
 //! The decisions of walrelay: everything that decides, and nothing that waits.
 //!
-//! Inputs and outputs are values. A message of the slot, a row of the table, an ack, "stored" go in; a record to enqueue, a
-//! write to a row, a position to store, an LSN to confirm come out. The core has no socket, no task and no timer; times are
-//! arguments. The program `walrelay` carries out what the core decides. The promises are numbered in the program's `lib.rs`.
+//! Inputs and outputs are values. A message of the slot, a row of the table, an ack, "stored" go
+//! in; a record to enqueue, a write to a row, a position to store, an LSN to confirm come out. The
+//! core has no socket, no task and no timer; times are arguments. The program `walrelay` carries
+//! out what the core decides. The promises are numbered in the program's `lib.rs`.
 //!
 //! A module imports only modules above it in this table.
 //!

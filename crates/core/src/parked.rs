@@ -94,7 +94,11 @@ impl ParkedEvent {
 
     /// The value of a column; none if it is NULL or was not kept.
     pub fn text(&self, name: &str) -> Option<&[u8]> {
-        self.columns.iter().find(|column| column.name == name)?.text.as_deref()
+        self.columns
+            .iter()
+            .find(|column| column.name == name)?
+            .text
+            .as_deref()
     }
 
     /// The failure, if the event itself was tried. Only then the row of the outbox is marked.
@@ -104,8 +108,14 @@ impl ParkedEvent {
 
     /// The event's size in memory, in bytes.
     pub fn bytes(&self) -> usize {
-        let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
-        size_of::<ParkedEvent>() + self.row.key.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
+        let columns = self
+            .columns
+            .iter()
+            .map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
+        size_of::<ParkedEvent>()
+            + self.row.key.len()
+            + self.key.as_ref().map_or(0, Vec::len)
+            + columns.sum::<usize>()
     }
 }
 
@@ -125,15 +135,20 @@ pub struct ParkedRef {
 /// Ids and keys of more bytes are remembered by their hashes: a row can have one of any size.
 const WHOLE_MAX: usize = 64;
 
-/// What stands for an id or a key in memory, in this process: itself, or 128 bits of hash under random keys. A hash is
-/// longer than what stands for itself.
+/// What stands for an id or a key in memory, in this process: itself, or 128 bits of hash under
+/// random keys. A hash is longer than what stands for itself.
 pub fn short(bytes: &[u8]) -> Cow<'_, [u8]> {
-    static HASHES: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
+    static HASHES: LazyLock<[RandomState; 2]> =
+        LazyLock::new(|| [RandomState::new(), RandomState::new()]);
     const HASH: [u8; WHOLE_MAX] = [0; WHOLE_MAX];
-    if bytes.len() <= WHOLE_MAX || bytes.len() == WHOLE_MAX + size_of::<[u64; 2]>() && bytes.starts_with(&HASH) {
+    if bytes.len() <= WHOLE_MAX
+        || bytes.len() == WHOLE_MAX + size_of::<[u64; 2]>() && bytes.starts_with(&HASH)
+    {
         return Cow::Borrowed(bytes);
     }
-    let hashes = HASHES.iter().flat_map(|hash| hash.hash_one(bytes).to_ne_bytes());
+    let hashes = HASHES
+        .iter()
+        .flat_map(|hash| hash.hash_one(bytes).to_ne_bytes());
     Cow::Owned(HASH.into_iter().chain(hashes).collect())
 }
 
@@ -206,7 +221,11 @@ pub enum Parking {
 impl Parking {
     /// Whether this configuration parks events.
     pub fn of(delivery: &DeliveryConfig) -> Parking {
-        if delivery.on_error == OnError::Park { Parking::On } else { Parking::Off }
+        if delivery.on_error == OnError::Park {
+            Parking::On
+        } else {
+            Parking::Off
+        }
     }
 }
 
@@ -221,13 +240,15 @@ pub struct Batch {
     pub parked: Vec<Arc<ParkedEvent>>,
     /// Parked events whose rows are marked.
     pub waiting: Vec<Arc<ParkedEvent>>,
-    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that it has no slot for.
+    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that
+    /// it has no slot for.
     pub on_standbys: bool,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
     /// Ids of events that are no longer parked.
     pub unparked: Vec<i64>,
-    /// The lower halves of the ids of the rows' transactions, which other sessions may not see yet: they are marked once they are seen.
+    /// The lower halves of the ids of the rows' transactions, which other sessions may not see yet:
+    /// they are marked once they are seen.
     pub xids: Vec<u32>,
 }
 
@@ -243,7 +264,10 @@ mod tests {
         }
         let long = vec![b'x'; 3_000_000];
         let named = short(&long).into_owned();
-        assert_eq!((named.len(), &*short(&long), &*short(&named)), (WHOLE_MAX + 16, &*named, &*named));
+        assert_eq!(
+            (named.len(), &*short(&long), &*short(&named)),
+            (WHOLE_MAX + 16, &*named, &*named)
+        );
         assert_ne!(short(&long[1..]), named);
     }
 }

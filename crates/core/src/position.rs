@@ -59,10 +59,16 @@ impl FromStr for Lsn {
     type Err = LsnParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || LsnParseError { text: text.to_owned() };
+        let error = || LsnParseError {
+            text: text.to_owned(),
+        };
         let half = |part: &str| {
-            let digits = (1..=8).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-            digits.then(|| u64::from_str_radix(part, 16).ok()).flatten().ok_or_else(error)
+            let digits =
+                (1..=8).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+            digits
+                .then(|| u64::from_str_radix(part, 16).ok())
+                .flatten()
+                .ok_or_else(error)
         };
         let (high, low) = text.split_once('/').ok_or_else(error)?;
         Ok(Lsn(half(high)? << 32 | half(low)?))
@@ -84,8 +90,9 @@ impl<'de> Deserialize<'de> for Lsn {
 
 /// The delivered part of one transaction.
 ///
-/// The LSN of the commit record names the transaction. A `Begin` message carries it, so the transaction is recognised
-/// before its first event. The end of the record is known only at the `Commit`.
+/// The LSN of the commit record names the transaction. A `Begin` message carries it, so the
+/// transaction is recognised before its first event. The end of the record is known only at the
+/// `Commit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Partial {
     /// LSN of the transaction's commit record: at or above [`Position::end_lsn`].
@@ -96,8 +103,9 @@ pub struct Partial {
 
 /// How far the relay has delivered: a commit end LSN and the index in the next transaction (P1).
 ///
-/// Delivered are all transactions that end at or below `end_lsn`, and the first `index` events of the transaction in
-/// `partial`. Never the LSN of a row: rows of later commits can lie below positions that are already confirmed.
+/// Delivered are all transactions that end at or below `end_lsn`, and the first `index` events of
+/// the transaction in `partial`. Never the LSN of a row: rows of later commits can lie below
+/// positions that are already confirmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Position {
     /// End of the last completely delivered transaction, or the LSN of a keepalive after it.
@@ -110,17 +118,22 @@ pub struct Position {
 impl Position {
     /// Everything up to `end_lsn`, nothing beyond it.
     pub const fn at(end_lsn: Lsn) -> Self {
-        Position { end_lsn, partial: None }
+        Position {
+            end_lsn,
+            partial: None,
+        }
     }
 
     /// Whether the transaction whose commit record starts at `commit_lsn` is completely delivered.
     ///
-    /// Positions are record boundaries: a record ends at or below one if and only if it starts below it.
+    /// Positions are record boundaries: a record ends at or below one if and only if it starts
+    /// below it.
     pub fn covers(&self, commit_lsn: Lsn) -> bool {
         commit_lsn < self.end_lsn
     }
 
-    /// The number of delivered events of the transaction at `commit_lsn`, which must not be covered.
+    /// The number of delivered events of the transaction at `commit_lsn`, which must not be
+    /// covered.
     pub fn delivered_of(&self, commit_lsn: Lsn) -> u64 {
         match self.partial {
             Some(partial) if partial.commit_lsn == commit_lsn => partial.index,
@@ -134,7 +147,10 @@ impl Position {
     }
 
     fn order_key(&self) -> (Lsn, Lsn, u64) {
-        let partial = self.partial.unwrap_or(Partial { commit_lsn: Lsn::ZERO, index: 0 });
+        let partial = self.partial.unwrap_or(Partial {
+            commit_lsn: Lsn::ZERO,
+            index: 0,
+        });
         (self.end_lsn, partial.commit_lsn, partial.index)
     }
 }
@@ -146,7 +162,11 @@ impl fmt::Display for Position {
             Some(partial) => {
                 let Partial { commit_lsn, index } = partial;
                 let s = if index == 1 { "" } else { "s" };
-                write!(f, "{} and {index} event{s} of the transaction at {commit_lsn}", self.end_lsn)
+                write!(
+                    f,
+                    "{} and {index} event{s} of the transaction at {commit_lsn}",
+                    self.end_lsn
+                )
             }
         }
     }
@@ -167,10 +187,27 @@ mod tests {
 
     #[test]
     fn an_lsn_has_the_text_form_of_postgres() {
-        for (text, lsn) in [("16/B374D848", 0x16_B374_D848), ("FFFFFFFF/FFFFFFFF", u64::MAX)] {
-            assert_eq!((text.parse(), Lsn::new(lsn).to_string().as_str()), (Ok(Lsn::new(lsn)), text));
+        for (text, lsn) in [
+            ("16/B374D848", 0x16_B374_D848),
+            ("FFFFFFFF/FFFFFFFF", u64::MAX),
+        ] {
+            assert_eq!(
+                (text.parse(), Lsn::new(lsn).to_string().as_str()),
+                (Ok(Lsn::new(lsn)), text)
+            );
         }
-        for bad in ["", "/", "1", "1/", "/1", "g/1", "1/123456789", "+1/1", "1/1/1", " 1/1"] {
+        for bad in [
+            "",
+            "/",
+            "1",
+            "1/",
+            "/1",
+            "g/1",
+            "1/123456789",
+            "+1/1",
+            "1/1/1",
+            " 1/1",
+        ] {
             assert!(bad.parse::<Lsn>().is_err(), "{bad:?} was taken for an LSN");
         }
     }
@@ -184,8 +221,14 @@ mod tests {
 
     #[test]
     fn only_the_named_transaction_is_partly_delivered() {
-        let partial = Partial { commit_lsn: Lsn::new(120), index: 7 };
-        let position = Position { end_lsn: Lsn::new(100), partial: Some(partial) };
+        let partial = Partial {
+            commit_lsn: Lsn::new(120),
+            index: 7,
+        };
+        let position = Position {
+            end_lsn: Lsn::new(100),
+            partial: Some(partial),
+        };
         assert_eq!(position.delivered_of(Lsn::new(120)), 7);
         assert_eq!(position.delivered_of(Lsn::new(130)), 0);
         assert!(position.is_at_or_after(&Position::at(Lsn::new(100))));
@@ -195,13 +238,21 @@ mod tests {
 
     #[test]
     fn a_position_has_a_readable_text_and_parses_back_from_json() {
-        let partial = |index| Some(Partial { commit_lsn: Lsn::new(120), index });
+        let partial = |index| {
+            Some(Partial {
+                commit_lsn: Lsn::new(120),
+                index,
+            })
+        };
         for (partial, text) in [
             (None, "0/64"),
             (partial(1), "0/64 and 1 event of the transaction at 0/78"),
             (partial(2), "0/64 and 2 events of the transaction at 0/78"),
         ] {
-            let position = Position { end_lsn: Lsn::new(100), partial };
+            let position = Position {
+                end_lsn: Lsn::new(100),
+                partial,
+            };
             assert_eq!(position.to_string(), text);
             let json = serde_json::to_string(&position).unwrap();
             assert_eq!(serde_json::from_str::<Position>(&json).unwrap(), position);

@@ -1,17 +1,23 @@
-//! Text for terminals and logs: without characters that move the cursor, colour, or show text in another order (P11).
+//! Text for terminals and logs: without characters that move the cursor, colour, or show text in
+//! another order (P11).
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
 
-/// Whether a terminal does something else with the character than show it: controls, and what reorders or hides text.
+/// Whether a terminal does something else with the character than show it: controls, and what
+/// reorders or hides text.
 pub fn is_harmful(character: char) -> bool {
     character.is_control()
-        || matches!(character, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+        )
         || matches!(character, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
-/// `text` as it may be printed: lines stay lines, and each other harmful character becomes `\u` and four digits.
+/// `text` as it may be printed: lines stay lines, and each other harmful character becomes `\u` and
+/// four digits.
 ///
 /// JSON and TOML have this escape in their texts: they mean the same before and after.
 pub fn printable(text: &str) -> Cow<'_, str> {
@@ -37,7 +43,8 @@ pub struct Printable<W>(pub W);
 
 impl<W: io::Write> io::Write for Printable<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write_all(printable(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        self.0
+            .write_all(printable(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())
     }
 
@@ -60,7 +67,9 @@ mod tests {
         let shown = r"a\u001b[2J\u000d\u007f\u009b31m\u202eb\u2066\u2028\ufeff\u0000";
         assert_eq!(printable(hostile), shown);
         let mut written = Vec::new();
-        Printable(&mut written).write_all(hostile.as_bytes()).unwrap();
+        Printable(&mut written)
+            .write_all(hostile.as_bytes())
+            .unwrap();
         assert_eq!(written, shown.as_bytes());
     }
 
@@ -68,8 +77,14 @@ mod tests {
     fn json_and_toml_mean_the_same_before_and_after() {
         let hostile = "a\u{1b}\u{7f}\u{9b}\u{202e}\u{feff}";
         let json = serde_json::Value::from(hostile).to_string();
-        assert_eq!(serde_json::from_str::<String>(&printable(&json)).unwrap(), hostile);
+        assert_eq!(
+            serde_json::from_str::<String>(&printable(&json)).unwrap(),
+            hostile
+        );
         let toml = format!("a = {}", printable(&json));
-        assert_eq!(toml.parse::<toml::Table>().unwrap()["a"].as_str(), Some(hostile));
+        assert_eq!(
+            toml.parse::<toml::Table>().unwrap()["a"].as_str(),
+            Some(hostile)
+        );
     }
 }

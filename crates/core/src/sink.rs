@@ -1,4 +1,5 @@
-//! The boundary of the buses: a sink takes records in order, and says later which of them the bus has.
+//! The boundary of the buses: a sink takes records in order, and says later which of them the bus
+//! has.
 
 use std::future::Future;
 use std::time::Instant;
@@ -9,7 +10,8 @@ use crate::route::Record;
 
 /// Whether the bus answers, as far as anybody knows.
 ///
-/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
+/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is
+/// the reader's choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Connection {
     /// A broker answers.
@@ -21,7 +23,8 @@ pub enum Connection {
         /// The last thing its client said about it.
         cause: String,
     },
-    /// A server answers and refuses us: credentials, TLS. The client goes on trying, so this can end by itself.
+    /// A server answers and refuses us: credentials, TLS. The client goes on trying, so this can
+    /// end by itself.
     Refused(Error),
 }
 
@@ -32,37 +35,43 @@ pub enum Delivery {
     Acked(Ticket),
     /// It was sent apart, and the broker refuses it for what it is. The producer goes on.
     Refused(Ticket, Error),
-    /// It was not delivered, or that is not known. The producer is finished: no later record may count.
+    /// It was not delivered, or that is not known. The producer is finished: no later record may
+    /// count.
     Failed(Ticket, Error),
 }
 
 /// A record was not taken.
 #[derive(Debug)]
 pub enum EnqueueError {
-    /// The queue is full. Offer the *same* record again after the next delivery; nothing else before it.
+    /// The queue is full. Offer the *same* record again after the next delivery; nothing else
+    /// before it.
     Full,
     /// It can never be taken: too large, invalid topic. The producer goes on.
     Refused(Error),
-    /// The producer is finished: an earlier record was not delivered, and the next deliveries say which and why.
+    /// The producer is finished: an earlier record was not delivered, and the next deliveries say
+    /// which and why.
     Finished,
 }
 
 /// Takes records in order and says later which of them the broker has.
 ///
-/// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless: once one fails, none
-/// behind it is delivered. Records without an ack when a sink is dropped never count as delivered.
+/// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless:
+/// once one fails, none behind it is delivered. Records without an ack when a sink is dropped never
+/// count as delivered.
 pub trait Sink: Send {
     /// Takes one record, copying it. Never blocks. On an error the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
 
-    /// The same for a record that the broker may refuse: where that is all that happens, nothing else comes to its end. Call
-    /// only with nothing in flight, and enqueue nothing before it is reported. A sink that cannot send apart sends as always.
+    /// The same for a record that the broker may refuse: where that is all that happens, nothing
+    /// else comes to its end. Call only with nothing in flight, and enqueue nothing before it is
+    /// reported. A sink that cannot send apart sends as always.
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         self.enqueue(record, ticket)
     }
 
-    /// Waits until there is something to report and appends it to `into`, in no particular order across partitions.
-    /// After [`EnqueueError::Full`] it may return with nothing appended: offer the record again.
-    /// Of several failures the first appended is the one that says most. Safe to cancel.
+    /// Waits until there is something to report and appends it to `into`, in no particular order
+    /// across partitions. After [`EnqueueError::Full`] it may return with nothing appended: offer
+    /// the record again. Of several failures the first appended is the one that says most. Safe to
+    /// cancel.
     fn deliveries(&mut self, into: &mut Vec<Delivery>) -> impl Future<Output = ()> + Send;
 }

@@ -1,7 +1,8 @@
 //! `pg_snapshot` as a value: the transactions that were visible at one moment.
 //!
-//! A transaction is visible in a snapshot if it had committed when the snapshot was taken. Neither its id nor the time
-//! of its commit shows that; `xmin:xmax:xip,…` does. Transaction ids are the 64-bit ones of `xid8`, which do not wrap
+//! A transaction is visible in a snapshot if it had committed when the snapshot was taken. Neither
+//! its id nor the time of its commit shows that; `xmin:xmax:xip,…` does. Transaction ids are the
+//! 64-bit ones of `xid8`, which do not wrap
 //! (<https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT>).
 
 use std::fmt;
@@ -9,7 +10,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The transactions that had ended: all below `xmin`, none from `xmax` on, and between the two all but the listed ones.
+/// The transactions that had ended: all below `xmin`, none from `xmax` on, and between the two all
+/// but the listed ones.
 ///
 /// A transaction that had ended may have rolled back; its rows are never visible.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +40,11 @@ impl Snapshot {
 
     /// A snapshot that sees exactly the transactions below `xid`.
     pub fn below(xid: u64) -> Snapshot {
-        Snapshot { xmin: xid, xmax: xid, running: Vec::new() }
+        Snapshot {
+            xmin: xid,
+            xmax: xid,
+            running: Vec::new(),
+        }
     }
 
     /// Whether the transaction had ended.
@@ -46,11 +52,12 @@ impl Snapshot {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
     }
 
-    /// The 64-bit id of a transaction from its lower half, which is all that a `Begin` message has. The transaction
-    /// must lie within 2^31 transactions of this snapshot.
+    /// The 64-bit id of a transaction from its lower half, which is all that a `Begin` message has.
+    /// The transaction must lie within 2^31 transactions of this snapshot.
     pub fn widen(&self, xid: u32) -> u64 {
         let low = u32::try_from(self.xmax & u64::from(u32::MAX)).unwrap_or_default();
-        // Two's complement: the distance from the snapshot, forwards or backwards, on the circle of 32-bit ids.
+        // Two's complement: the distance from the snapshot, forwards or backwards, on the circle of
+        // 32-bit ids.
         let distance = xid.wrapping_sub(low).cast_signed();
         self.xmax.saturating_add_signed(i64::from(distance))
     }
@@ -76,21 +83,38 @@ impl FromStr for Snapshot {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.splitn(3, ':');
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).ok_or(SnapshotParseError);
-        let (xmin, xmax) = (number()?, number()?);
+        let mut number = || {
+            parts
+                .next()
+                .and_then(|part| part.parse::<u64>().ok())
+                .ok_or(SnapshotParseError)
+        };
+        let xmin = number()?;
+        let xmax = number()?;
         let list = parts.next().ok_or(SnapshotParseError)?;
         let running = match list {
             "" => Vec::new(),
-            list => list.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>().map_err(|_| SnapshotParseError)?,
+            list => list
+                .split(',')
+                .map(str::parse)
+                .collect::<Result<Vec<u64>, _>>()
+                .map_err(|_| SnapshotParseError)?,
         };
-        let ascends = running.windows(2).all(|pair| matches!(pair, [one, other] if one < other));
+        let ascends = running
+            .windows(2)
+            .all(|pair| matches!(pair, [one, other] if one < other));
         let is_inside = running.iter().all(|xid| (xmin..xmax).contains(xid));
         if xmin == 0 || xmax == 0 || !ascends || !is_inside {
             return Err(SnapshotParseError);
         }
-        // A snapshot that a slot exports can have an xmin above its xmax. Postgres compares with xmin first, so such a
-        // snapshot sees all transactions below xmin; but Postgres rejects it as text.
-        Ok(Snapshot { xmin, xmax: xmax.max(xmin), running })
+        // A snapshot that a slot exports can have an xmin above its xmax. Postgres compares with
+        // xmin first, so such a snapshot sees all transactions below xmin; but Postgres rejects it
+        // as text.
+        Ok(Snapshot {
+            xmin,
+            xmax: xmax.max(xmin),
+            running,
+        })
     }
 }
 
@@ -117,8 +141,8 @@ mod tests {
             assert_eq!(text.parse::<Snapshot>().unwrap().to_string(), text);
         }
         for bad in [
-            "", "1", "1:2", "0:1:", "5:0:", "5:4:4", "1:9:9", "1:9:0", "1:9:3,2", "1:9:3,3", "1:9:x", "1:9:,", "a:9:",
-            "-1:9:",
+            "", "1", "1:2", "0:1:", "5:0:", "5:4:4", "1:9:9", "1:9:0", "1:9:3,2", "1:9:3,3",
+            "1:9:x", "1:9:,", "a:9:", "-1:9:",
         ] {
             assert_eq!(bad.parse::<Snapshot>(), Err(SnapshotParseError), "{bad:?}");
         }
@@ -141,7 +165,11 @@ mod tests {
     #[test]
     fn a_32_bit_xid_is_widened_to_the_nearest_transaction() {
         let epoch = 1_u64 << 32;
-        let at = |xmax: u64| Snapshot { xmin: 3, xmax, running: Vec::new() };
+        let at = |xmax: u64| Snapshot {
+            xmin: 3,
+            xmax,
+            running: Vec::new(),
+        };
         assert_eq!(at(3 * epoch + 10).widen(9), 3 * epoch + 9);
         assert_eq!(at(3 * epoch + 10).widen(u32::MAX), 3 * epoch - 1);
         assert_eq!(at(3 * epoch - 10).widen(5), 3 * epoch + 5);

@@ -1,4 +1,5 @@
-//! The trace context of an event, which its `traceparent` says: <https://www.w3.org/TR/trace-context/#traceparent-header>.
+//! The trace context of an event, which its `traceparent` says:
+//! <https://www.w3.org/TR/trace-context/#traceparent-header>.
 
 /// The header with the trace context of an event.
 const TRACEPARENT: &str = "traceparent";
@@ -20,19 +21,31 @@ impl TraceContext {
         let mut parts = std::str::from_utf8(text).ok()?.trim().split('-');
         let mut number = |digits: usize| {
             let part = parts.next().filter(|part| part.len() == digits)?;
-            let is_hex = part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            let is_hex = part
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
             u128::from_str_radix(part, 16).ok().filter(|_| is_hex)
         };
-        let (version, trace_id, span_id, flags) = (number(2)?, number(32)?, number(16)?, number(2)?);
+        let version = number(2)?;
+        let trace_id = number(32)?;
+        let span_id = number(16)?;
+        let flags = number(2)?;
         // Later versions may have more parts.
         let fits = version != 0xff && (version > 0 || parts.next().is_none());
-        let (span_id, flags) = (u64::try_from(span_id).ok()?, u8::try_from(flags).ok()?);
-        (fits && trace_id != 0 && span_id != 0).then_some(TraceContext { trace_id, span_id, flags })
+        let span_id = u64::try_from(span_id).ok()?;
+        let flags = u8::try_from(flags).ok()?;
+        (fits && trace_id != 0 && span_id != 0).then_some(TraceContext {
+            trace_id,
+            span_id,
+            flags,
+        })
     }
 
     /// Reads the header of a record.
     pub fn of_headers(headers: &[(&str, Option<&[u8]>)]) -> Option<TraceContext> {
-        let (_, value) = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(TRACEPARENT))?;
+        let (_, value) = headers
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(TRACEPARENT))?;
         TraceContext::parse((*value)?)
     }
 
@@ -52,8 +65,14 @@ mod tests {
     fn a_traceparent_is_read_as_w3c_has_it() {
         let good = format!("00-{TRACE}-b7ad6b7169203331-01");
         let read = TraceContext::parse(good.as_bytes()).unwrap();
-        assert_eq!((read.hex_id(), read.span_id, read.flags), (TRACE.to_owned(), 0xb7ad_6b71_6920_3331, 1));
-        let headers = [("id", Some(&b"1"[..])), ("Traceparent", Some(good.as_bytes()))];
+        assert_eq!(
+            (read.hex_id(), read.span_id, read.flags),
+            (TRACE.to_owned(), 0xb7ad_6b71_6920_3331, 1)
+        );
+        let headers = [
+            ("id", Some(&b"1"[..])),
+            ("Traceparent", Some(good.as_bytes())),
+        ];
         assert_eq!(TraceContext::of_headers(&headers), Some(read));
         let later = format!("cc-{TRACE}-b7ad6b7169203331-01-what-later");
         assert_eq!(TraceContext::parse(later.as_bytes()), Some(read));

@@ -1,4 +1,5 @@
-//! Where Postgres and Kafka are: connection, slot, publication and tables; options of Kafka's Java producer.
+//! Where Postgres and Kafka are: connection, slot, publication and tables; options of Kafka's Java
+//! producer.
 
 use regex::Regex;
 
@@ -13,21 +14,34 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::template::of_java;
 
 pub(crate) const TABLES: &str = "table.include.list";
-const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing is known: no type that Java \
-                        writes as another text, no default that Debezium sends for NULL, no row filter of the publication";
-const LOOK: &str = "give --database-url, which writes an [[outbox]] for each table that the connector captures; or set \
+const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing \
+                        is known: no type that Java \
+                        writes as another text, no default that Debezium sends for NULL, no row \
+                        filter of the publication";
+const LOOK: &str = "give --database-url, which writes an [[outbox]] for each table that the \
+                    connector captures; or set \
                     outbox.table, and compare the columns with docs/how-to/move-from-debezium.md";
 
 pub(crate) fn carry(carrying: &mut Carrying<'_>) {
     connection(carrying);
     names(carrying);
     snapshot(carrying);
-    let tables: Vec<String> = carrying.tables.iter().map(|found| found.name.to_string()).collect();
+    let tables: Vec<String> = carrying
+        .tables
+        .iter()
+        .map(|found| found.name.to_string())
+        .collect();
     let named = patterns(carrying.given.get(TABLES).unwrap_or_default());
     let are_names = !named.is_empty() && named.iter().all(|pattern| table_of(pattern).is_some());
     if !tables.is_empty() && !are_names {
-        let why = "the file has the tables that exist now. Debezium also captures those that are created later";
-        carrying.left(TABLES, MayDiffer, why, "add an [[outbox]] before rows of another table are written");
+        let why = "the file has the tables that exist now. Debezium also captures those that are \
+                   created later";
+        carrying.left(
+            TABLES,
+            MayDiffer,
+            why,
+            "add an [[outbox]] before rows of another table are written",
+        );
     }
     match tables.as_slice() {
         [] => table(carrying),
@@ -39,17 +53,23 @@ pub(crate) fn carry(carrying: &mut Carrying<'_>) {
 fn connection(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     let parts = OPTIONS.iter().filter_map(|row| {
-        let Fate::Libpq(word) = row.fate else { return None };
+        let Fate::Libpq(word) = row.fate else {
+            return None;
+        };
         let value = given.get(row.patterns).filter(|value| !value.is_empty())?;
         Some(format!("{word}={}", libpq_quoted(value)))
     });
     let url = parts.collect::<Vec<_>>().join(" ");
-    let note = "No password here: PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of this line.";
+    let note =
+        "No password here: PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of this line.";
     carrying.draft.note("database.url", note);
     if !url.is_empty() {
         carrying.draft.set("database.url", &url);
     }
-    if given.get("database.sslkey").is_some_and(|value| !value.is_empty()) {
+    if given
+        .get("database.sslkey")
+        .is_some_and(|value| !value.is_empty())
+    {
         let why = "Debezium's driver reads a key in DER form (PKCS #8), walrelay one in PEM form";
         let what_to_do = "openssl pkcs8 -inform DER -nocrypt -in KEY -out KEY.pem, and name that";
         carrying.left("database.sslkey", ToDo, why, what_to_do);
@@ -69,48 +89,68 @@ fn names(carrying: &mut Carrying<'_>) {
     match given.or("slot.name", "debezium") {
         Some(slot) if slot.parse::<SlotName>().is_ok() => carrying.draft.set("slot.name", slot),
         unfit => {
-            carrying.draft.note("slot.name", "name = …  (the slot the connector streams from)");
+            carrying.draft.note(
+                "slot.name",
+                "name = …  (the slot the connector streams from)",
+            );
             if unfit.is_some() {
                 let why = "this is no name of a slot";
-                carrying.left("slot.name", ToDo, why, "set slot.name: select slot_name from pg_replication_slots");
+                carrying.left(
+                    "slot.name",
+                    ToDo,
+                    why,
+                    "set slot.name: select slot_name from pg_replication_slots",
+                );
             }
         }
     }
     match given.or("publication.name", "dbz_publication") {
         Some(publication) => carrying.draft.set("slot.publication", publication),
-        None => carrying.draft.note("slot.publication", "publication = …  (the connector's)"),
+        None => carrying
+            .draft
+            .note("slot.publication", "publication = …  (the connector's)"),
     }
-    let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops. Debezium publishes a \
+    let why = "carried; those that Debezium makes have updates and deletes too, which walrelay \
+               drops. Debezium publishes a \
                row again when its primary key is updated";
-    let what_to_do = "insert a row instead of updating a primary key; alter publication NAME set (publish = 'insert') \
+    let what_to_do = "insert a row instead of updating a primary key; alter publication NAME set \
+                      (publish = 'insert') \
                       spares the traffic of the others";
     carrying.left("publication.name", ToDo, why, what_to_do);
     if given.get("plugin.name") != Some("pgoutput") {
         let why = "walrelay reads slots of pgoutput only; Debezium's default is decoderbufs";
-        let what_to_do = "select plugin from pg_replication_slots: another than pgoutput needs a new slot";
+        let what_to_do =
+            "select plugin from pg_replication_slots: another than pgoutput needs a new slot";
         carrying.left("plugin.name", ToDo, why, what_to_do);
     }
 }
 
-/// Lists what becomes of the rows that are in the table at the first start. Each later start continues at the slot.
+/// Lists what becomes of the rows that are in the table at the first start. Each later start
+/// continues at the slot.
 fn snapshot(carrying: &mut Carrying<'_>) {
     const MODE: &str = "snapshot.mode";
-    let Some(mode) = carrying.given.or(MODE, "initial") else { return };
+    let Some(mode) = carrying.given.or(MODE, "initial") else {
+        return;
+    };
     let (effect, why, what_to_do) = match mode.to_ascii_lowercase().as_str() {
         "initial" => (
             ToDo,
-            "the connector's first start publishes the rows of the table; walrelay does that only if it creates the slot",
-            "if the connector has never run, start walrelay once with --backlog all. If it has run, do not: the rows would \
+            "the connector's first start publishes the rows of the table; walrelay does that only \
+             if it creates the slot",
+            "if the connector has never run, start walrelay once with --backlog all. If it has \
+             run, do not: the rows would \
              be published again",
         ),
         "no_data" | "never" => (
             ToDo,
-            "the connector's first start publishes no rows of the table; walrelay does if it creates the slot",
+            "the connector's first start publishes no rows of the table; walrelay does if it \
+             creates the slot",
             "if there is no slot yet, create it with walrelay setup",
         ),
         _ => (
             MayDiffer,
-            "walrelay takes no snapshot: it publishes rows from before the slot only if it creates the slot",
+            "walrelay takes no snapshot: it publishes rows from before the slot only if it creates \
+             the slot",
             "publish such rows with walrelay replay",
         ),
     };
@@ -120,25 +160,36 @@ fn snapshot(carrying: &mut Carrying<'_>) {
 fn table(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     let patterns = patterns(given.get(TABLES).unwrap_or_default());
-    let mut plain = patterns.iter().filter_map(|pattern| table_of(pattern)).collect::<Vec<_>>();
+    let mut plain = patterns
+        .iter()
+        .filter_map(|pattern| table_of(pattern))
+        .collect::<Vec<_>>();
     // A sort that keeps the order of equals: the first that is called an outbox, else the first.
     plain.sort_by_key(|table| !table.to_lowercase().contains("outbox"));
     match plain.first() {
         Some(table) => carrying.draft.set("outbox.table", table),
-        None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has none, or a pattern)"),
+        None => carrying.draft.note(
+            "outbox.table",
+            "table = \"SCHEMA.TABLE\"  (the connector has none, or a pattern)",
+        ),
     }
     let (effect, why) = match (plain.len(), patterns.len()) {
         (0, _) => (
             MayDiffer,
-            "no table is named here as SCHEMA.TABLE, and public.outbox is assumed; the default is every table",
+            "no table is named here as SCHEMA.TABLE, and public.outbox is assumed; the default is \
+             every table",
         ),
         (1, 1) => (MayDiffer, NOT_SEEN),
-        _ => (Differs, "without the database the import writes one table, and this names several"),
+        _ => (
+            Differs,
+            "without the database the import writes one table, and this names several",
+        ),
     };
     carrying.left(TABLES, effect, why, LOOK);
 }
 
-/// The regular expressions of a list. A backslash makes a comma a part of one: `Strings.RegExSplitter` of Debezium.
+/// The regular expressions of a list. A backslash makes a comma a part of one:
+/// `Strings.RegExSplitter` of Debezium.
 fn patterns(list: &str) -> Vec<String> {
     let mut patterns = vec![String::new()];
     let mut escaped = false;
@@ -149,7 +200,9 @@ fn patterns(list: &str) -> Vec<String> {
         }
         escaped = !escaped && c == '\\';
     }
-    let parts = patterns.iter().map(|pattern| pattern.trim().replace("\\,", ","));
+    let parts = patterns
+        .iter()
+        .map(|pattern| pattern.trim().replace("\\,", ","));
     parts.filter(|pattern| !pattern.is_empty()).collect()
 }
 
@@ -169,23 +222,34 @@ fn table_of(pattern: &str) -> Option<String> {
     sql.parse::<TableName>().ok().map(|_| sql)
 }
 
-/// Whether the connector captures a table: its schema and its name with the schema are both in the lists of that kind.
+/// Whether the connector captures a table: its schema and its name with the schema are both in the
+/// lists of that kind.
 ///
-/// Of two lists of a kind the one that includes counts, and an expression has to match the whole in whatever case:
-/// `Selectors.TableSelectionPredicateBuilder.build` and `Predicates.includes` of Debezium.
+/// Of two lists of a kind the one that includes counts, and an expression has to match the whole in
+/// whatever case: `Selectors.TableSelectionPredicateBuilder.build` and `Predicates.includes` of
+/// Debezium.
 pub(crate) fn captures(given: &Given, table: &TableName) -> Result<bool> {
     let schema = table.schema();
     let name = format!("{schema}.{}", table.table());
-    Ok(listed(given, ["schema.include.list", "schema.exclude.list"], schema)?
-        && listed(given, [TABLES, "table.exclude.list"], &name)?)
+    Ok(listed(
+        given,
+        ["schema.include.list", "schema.exclude.list"],
+        schema,
+    )? && listed(given, [TABLES, "table.exclude.list"], &name)?)
 }
 
 fn listed(given: &Given, [include, exclude]: [&str; 2], text: &str) -> Result<bool> {
     let is_given = |name: &str| given.as_written(name).is_some_and(|list| !list.is_empty());
-    let Some(list) = [include, exclude].into_iter().find(|name| is_given(name)) else { return Ok(true) };
+    let Some(list) = [include, exclude].into_iter().find(|name| is_given(name)) else {
+        return Ok(true);
+    };
     let unreadable = || {
-        let cause = format!("{}: an expression is Java's alone, or is filled in elsewhere", given.written(list));
-        Error::new(Kind::Config, cause).remedy("write the names of the tables: SCHEMA.TABLE, with commas between")
+        let cause = format!(
+            "{}: an expression is Java's alone, or is filled in elsewhere",
+            given.written(list)
+        );
+        Error::new(Kind::Config, cause)
+            .remedy("write the names of the tables: SCHEMA.TABLE, with commas between")
     };
     for pattern in patterns(given.get(list).ok_or_else(unreadable)?) {
         let compiled = of_java(&format!("(?i){pattern}"));
@@ -203,11 +267,20 @@ pub(crate) fn carry_kafka(carrying: &mut Carrying<'_>) {
     match of("bootstrap.servers") {
         Some(brokers) => carrying.draft.set("kafka.brokers", brokers),
         None => {
-            carrying.draft.note("kafka.brokers", "brokers = \"HOST:PORT\"  (the worker's bootstrap.servers)");
+            carrying.draft.note(
+                "kafka.brokers",
+                "brokers = \"HOST:PORT\"  (the worker's bootstrap.servers)",
+            );
             let name = format!("{PRODUCER_PREFIX}bootstrap.servers");
             if !given.has(&name) {
-                let why = "the worker's configuration says where Kafka is, and how to log in there; this file does not";
-                carrying.left(&name, ToDo, why, "set kafka.brokers, and kafka.properties as the worker has them");
+                let why = "the worker's configuration says where Kafka is, and how to log in \
+                           there; this file does not";
+                carrying.left(
+                    &name,
+                    ToDo,
+                    why,
+                    "set kafka.brokers, and kafka.properties as the worker has them",
+                );
             }
         }
     }
@@ -218,7 +291,12 @@ pub(crate) fn carry_kafka(carrying: &mut Carrying<'_>) {
     }
     if let Some(value) = of("ssl.endpoint.identification.algorithm") {
         let ours = if value.is_empty() { "none" } else { value };
-        property(carrying, "ssl.endpoint.identification.algorithm", "ssl.endpoint.identification.algorithm", ours);
+        property(
+            carrying,
+            "ssl.endpoint.identification.algorithm",
+            "ssl.endpoint.identification.algorithm",
+            ours,
+        );
     }
     stores(carrying);
     // Mostly it is the password in it that is filled in elsewhere, and the name is there.
@@ -230,10 +308,12 @@ pub(crate) fn carry_kafka(carrying: &mut Carrying<'_>) {
 /// Options of the producer and librdkafka's names for them, where the values mean the same.
 pub fn properties() -> impl Iterator<Item = (&'static str, &'static str)> {
     PRODUCER.iter().flat_map(|row| {
-        row.patterns.split_whitespace().filter_map(|java| match row.fate {
-            Fate::Property(ours) => Some((java, ours.unwrap_or(java))),
-            Fate::Carried | Fate::Libpq(_) | Fate::Left { .. } => None,
-        })
+        row.patterns
+            .split_whitespace()
+            .filter_map(|java| match row.fate {
+                Fate::Property(ours) => Some((java, ours.unwrap_or(java))),
+                Fate::Carried | Fate::Libpq(_) | Fate::Left { .. } => None,
+            })
     })
 }
 
@@ -244,12 +324,18 @@ fn property(carrying: &mut Carrying<'_>, java: &str, ours: &str, value: &str) {
         }
         Err(error) => {
             let name = format!("{PRODUCER_PREFIX}{java}");
-            carrying.left(&name, ToDo, error.cause(), "set in kafka.properties what librdkafka has for it");
+            carrying.left(
+                &name,
+                ToDo,
+                error.cause(),
+                "set in kafka.properties what librdkafka has for it",
+            );
         }
     }
 }
 
-/// Files of certificates: PEM is read by both, PKCS #12 for the client's own, and Java's own form by Java alone.
+/// Files of certificates: PEM is read by both, PKCS #12 for the client's own, and Java's own form
+/// by Java alone.
 fn stores(carrying: &mut Carrying<'_>) {
     const TRUST: (&str, &str) = (
         "librdkafka reads authorities from a PEM file",
@@ -257,13 +343,23 @@ fn stores(carrying: &mut Carrying<'_>) {
     );
     const KEY: (&str, &str) = (
         "librdkafka reads its certificate from a PEM or PKCS #12 file",
-        "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in kafka.properties",
+        "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in \
+         kafka.properties",
     );
     for (store, pem, pkcs12, (why, what_to_do)) in [
         ("ssl.truststore", &["ssl.ca.location"][..], &[][..], TRUST),
-        ("ssl.keystore", &["ssl.certificate.location", "ssl.key.location"], &["ssl.keystore.location"], KEY),
+        (
+            "ssl.keystore",
+            &["ssl.certificate.location", "ssl.key.location"],
+            &["ssl.keystore.location"],
+            KEY,
+        ),
     ] {
-        let of = |option: &str| carrying.given.get(&format!("{PRODUCER_PREFIX}{store}.{option}"));
+        let of = |option: &str| {
+            carrying
+                .given
+                .get(&format!("{PRODUCER_PREFIX}{store}.{option}"))
+        };
         let Some(path) = of("location") else { continue };
         let ours = match of("type").unwrap_or_default().to_uppercase().as_str() {
             "PEM" => pem,
@@ -274,36 +370,56 @@ fn stores(carrying: &mut Carrying<'_>) {
             carrying.draft.named(KAFKA_PROPERTIES, ours, path);
         }
         if ours.is_empty() {
-            carrying.left(&format!("{PRODUCER_PREFIX}{store}.location"), ToDo, why, what_to_do);
+            carrying.left(
+                &format!("{PRODUCER_PREFIX}{store}.location"),
+                ToDo,
+                why,
+                what_to_do,
+            );
         }
     }
 }
 
 fn login(carrying: &mut Carrying<'_>, jaas: &str) {
     let module = jaas.split_whitespace().next().unwrap_or_default();
-    let by_password = module.ends_with(".PlainLoginModule") || module.ends_with(".ScramLoginModule");
+    let by_password =
+        module.ends_with(".PlainLoginModule") || module.ends_with(".ScramLoginModule");
     match jaas_option(jaas, "username").filter(|user| by_password && !user.contains("${")) {
         Some(user) => {
-            carrying.draft.named(KAFKA_PROPERTIES, "sasl.username", &user);
+            carrying
+                .draft
+                .named(KAFKA_PROPERTIES, "sasl.username", &user);
             let why = "the name is carried as sasl.username; a password never is";
-            carrying.left(LOGIN, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
+            carrying.left(
+                LOGIN,
+                ToDo,
+                why,
+                "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD",
+            );
         }
         None => {
             let why = "it is no login with name and password that could be told apart";
-            carrying.left(LOGIN, ToDo, why, "set librdkafka's sasl.* properties in kafka.properties");
+            carrying.left(
+                LOGIN,
+                ToDo,
+                why,
+                "set librdkafka's sasl.* properties in kafka.properties",
+            );
         }
     }
 }
 
-/// An option of a login module, `name="value"`, behind the module's name and its flag. `None` also where the text is no list
-/// of such.
+/// An option of a login module, `name="value"`, behind the module's name and its flag. `None` also
+/// where the text is no list of such.
 fn jaas_option(jaas: &str, wanted: &str) -> Option<String> {
-    const OPTION: &str = r#"\s+([\w.]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"'][^\s;]*))"#;
+    const OPTION: &str =
+        r#"\s+([\w.]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"'][^\s;]*))"#;
     let whole = Regex::new(&format!(r"(?s)^\s*\S+\s+\S+(?:{OPTION})*\s*;?\s*$")).ok()?;
     let option = Regex::new(&format!("(?s){OPTION}")).ok()?;
     let escape = Regex::new(r"(?s)\\(.)").ok()?;
     let mut options = option.captures_iter(jaas).filter(|_| whole.is_match(jaas));
-    let option = options.find(|option| option.get(1).is_some_and(|name| name.as_str() == wanted))?;
+    let option =
+        options.find(|option| option.get(1).is_some_and(|name| name.as_str() == wanted))?;
     let quoted = option.get(2).or_else(|| option.get(3));
     quoted.map_or_else(
         || option.get(4).map(|value| value.as_str().to_owned()),
@@ -332,9 +448,12 @@ mod tests {
 
     #[test]
     fn a_list_is_split_at_commas_that_are_not_escaped() {
-        for (list, wanted) in
-            [("a.b, c.d ,", &["a.b", "c.d"][..]), (r"a.b\,c,d", &["a.b,c", "d"]), (r"a\\,b", &[r"a\\", "b"]), ("", &[])]
-        {
+        for (list, wanted) in [
+            ("a.b, c.d ,", &["a.b", "c.d"][..]),
+            (r"a.b\,c,d", &["a.b,c", "d"]),
+            (r"a\\,b", &[r"a\\", "b"]),
+            ("", &[]),
+        ] {
             assert_eq!(patterns(list), wanted, "{list}");
         }
     }
@@ -350,34 +469,75 @@ mod tests {
             ("table.include.list=public.outbox", "public.outbox", true),
             // Whatever the case, on both sides.
             ("table.include.list=Public.OutBox", "public.outbox", true),
-            ("table.include.list=public.outbox", "\"Public\".\"OutBox\"", true),
+            (
+                "table.include.list=public.outbox",
+                "\"Public\".\"OutBox\"",
+                true,
+            ),
             // The whole name.
-            ("table.include.list=public.outbox", "public.outbox_old", false),
+            (
+                "table.include.list=public.outbox",
+                "public.outbox_old",
+                false,
+            ),
             ("table.include.list=outbox", "public.outbox", false),
-            (r"table.include.list=.*\\.outbox_[a-z]+,b.c", "shop.outbox_de", true),
+            (
+                r"table.include.list=.*\\.outbox_[a-z]+,b.c",
+                "shop.outbox_de",
+                true,
+            ),
             (r"table.include.list=.*\\.outbox_[a-z]+,b.c", "b.c", true),
             ("schema.include.list=Shop", "shop.outbox", true),
             ("schema.include.list=shop.*", "app.outbox", false),
             ("schema.exclude.list=shop", "shop.outbox", false),
             ("schema.exclude.list=shop", "app.outbox", true),
-            ("schema.include.list=shop\ntable.include.list=app.outbox", "app.outbox", false),
+            (
+                "schema.include.list=shop\ntable.include.list=app.outbox",
+                "app.outbox",
+                false,
+            ),
             ("table.exclude.list=shop.orders", "shop.ORDERS", false),
-            ("table.include.list=shop.orders\ntable.exclude.list=shop.orders", "shop.orders", true),
+            (
+                "table.include.list=shop.orders\ntable.exclude.list=shop.orders",
+                "shop.orders",
+                true,
+            ),
         ] {
             assert_eq!(captured(options, table), Ok(wanted), "{options} {table}");
         }
-        for options in ["table.include.list=(?!a).*", "schema.include.list=${env:X}", "table.exclude.list=("] {
-            assert!(captured(options, "a.b").unwrap_err().contains("an expression is Java's alone"), "{options}");
+        for options in [
+            "table.include.list=(?!a).*",
+            "schema.include.list=${env:X}",
+            "table.exclude.list=(",
+        ] {
+            assert!(
+                captured(options, "a.b")
+                    .unwrap_err()
+                    .contains("an expression is Java's alone"),
+                "{options}"
+            );
         }
     }
 
     #[test]
     fn a_name_is_found_among_a_login_modules_options() {
         for (jaas, user) in [
-            (r#"x.PlainLoginModule required username="relay" password="canary";"#, Some("relay")),
-            (r#"x.ScramLoginModule required password="a username=\"no\"" username='re"lay';"#, Some("re\"lay")),
-            (r"x.PlainLoginModule required username = relay password=canary;", Some("relay")),
-            (r#"x.PlainLoginModule required password="username=canary"#, None),
+            (
+                r#"x.PlainLoginModule required username="relay" password="canary";"#,
+                Some("relay"),
+            ),
+            (
+                r#"x.ScramLoginModule required password="a username=\"no\"" username='re"lay';"#,
+                Some("re\"lay"),
+            ),
+            (
+                r"x.PlainLoginModule required username = relay password=canary;",
+                Some("relay"),
+            ),
+            (
+                r#"x.PlainLoginModule required password="username=canary"#,
+                None,
+            ),
             (r"x.PlainLoginModule required;", None),
             ("", None),
         ] {

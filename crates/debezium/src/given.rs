@@ -1,8 +1,8 @@
-//! The options of a file by one set of names, whichever form it has: Kafka Connect's JSON, YAML or properties, or Debezium
-//! Server's properties or YAML.
+//! The options of a file by one set of names, whichever form it has: Kafka Connect's JSON, YAML or
+//! properties, or Debezium Server's properties or YAML.
 //!
-//! Names are Kafka Connect's. Those of the Outbox Event Router start with `router.` instead of its alias, and those of
-//! the producer with `producer.override.`.
+//! Names are Kafka Connect's. Those of the Outbox Event Router start with `router.` instead of its
+//! alias, and those of the producer with `producer.override.`.
 
 use yaml_serde::Value as Yaml;
 
@@ -37,37 +37,66 @@ pub(crate) struct Given {
 impl Given {
     /// Reads a file called `path`. An error has the line and no value.
     pub(crate) fn read(path: &str, text: &str) -> Result<Given> {
-        let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let begins_yaml = |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
+        let mut lines = text
+            .lines()
+            .map(str::trim_end)
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let begins_yaml =
+            |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
         let document: Result<Yaml, usize> = if text.trim_start().starts_with('{') {
             serde_json::from_str(text).map_err(|error| error.line())
-        } else if path.ends_with(".yaml") || path.ends_with(".yml") || lines.next().is_some_and(begins_yaml) {
+        } else if path.ends_with(".yaml")
+            || path.ends_with(".yml")
+            || lines.next().is_some_and(begins_yaml)
+        {
             yaml_serde::from_str(text).map_err(|error| error.location().map_or(1, |at| at.line()))
         } else {
             return Ok(Given::new(of_properties(path, text)?));
         };
         // Only the line: the error's own text may quote a value.
         let document = document.map_err(|line| {
-            Error::new(Kind::Config, format!("{path}:{line}: this is neither JSON nor YAML, or more than one document"))
-                .remedy("name a file with one connector's options, or with its name and config")
+            Error::new(
+                Kind::Config,
+                format!("{path}:{line}: this is neither JSON nor YAML, or more than one document"),
+            )
+            .remedy("name a file with one connector's options, or with its name and config")
         })?;
         Ok(Given::new(of_document(path, &document)?))
     }
 
     fn new(options: Vec<(String, String)>) -> Given {
-        let is_server = options.iter().any(|(name, _)| name.starts_with("debezium."));
-        let form = if is_server { Form::Server } else { Form::Connect };
+        let is_server = options
+            .iter()
+            .any(|(name, _)| name.starts_with("debezium."));
+        let form = if is_server {
+            Form::Server
+        } else {
+            Form::Connect
+        };
         let options = options.into_iter().map(|(written, value)| {
             let name = match form {
                 Form::Connect => written.clone(),
                 Form::Server => name_of_server(&written),
             };
-            Written { name, written, value: value.trim().to_owned() }
+            Written {
+                name,
+                written,
+                value: value.trim().to_owned(),
+            }
         });
-        let mut given = Given { form, options: options.collect(), router: None };
+        let mut given = Given {
+            form,
+            options: options.collect(),
+            router: None,
+        };
         let chain = given.get("transforms").unwrap_or_default();
-        let aliases = chain.split(',').map(str::trim).filter(|alias| !alias.is_empty());
-        let router = aliases.into_iter().find(|alias| given.get(&format!("transforms.{alias}.type")) == Some(ROUTER));
+        let aliases = chain
+            .split(',')
+            .map(str::trim)
+            .filter(|alias| !alias.is_empty());
+        let router = aliases
+            .into_iter()
+            .find(|alias| given.get(&format!("transforms.{alias}.type")) == Some(ROUTER));
         given.router = router.map(str::to_owned);
         if let Some(alias) = &given.router {
             let prefix = format!("transforms.{alias}.");
@@ -88,9 +117,12 @@ impl Given {
         self.find(name).is_some()
     }
 
-    /// An option's value, if the file says what it is: one that is filled in elsewhere is not known.
+    /// An option's value, if the file says what it is: one that is filled in elsewhere is not
+    /// known.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.find(name).filter(|option| !self.is_filled_in(option)).map(|option| option.value.as_str())
+        self.find(name)
+            .filter(|option| !self.is_filled_in(option))
+            .map(|option| option.value.as_str())
     }
 
     /// An option's value, whether something is still to be put into it or not.
@@ -98,13 +130,19 @@ impl Given {
         self.find(name).map(|option| option.value.as_str())
     }
 
-    /// As [`Given::get`]; the default holds where the option is not in the file, not where its value is not known.
+    /// As [`Given::get`]; the default holds where the option is not in the file, not where its
+    /// value is not known.
     pub(crate) fn or<'g>(&'g self, name: &str, default: &'g str) -> Option<&'g str> {
-        if self.has(name) { self.get(name).filter(|value| !value.is_empty()) } else { Some(default) }
+        if self.has(name) {
+            self.get(name).filter(|value| !value.is_empty())
+        } else {
+            Some(default)
+        }
     }
 
     pub(crate) fn is_true(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
+        self.get(name)
+            .is_some_and(|value| value.eq_ignore_ascii_case("true"))
     }
 
     pub(crate) fn written(&self, name: &str) -> String {
@@ -116,16 +154,24 @@ impl Given {
 
     /// Where in the file an option stands that is `written` so; the end for one that does not.
     pub(crate) fn place(&self, written: &str) -> usize {
-        self.options.iter().position(|option| option.written == written).unwrap_or(usize::MAX)
+        self.options
+            .iter()
+            .position(|option| option.written == written)
+            .unwrap_or(usize::MAX)
     }
 
-    /// Whether Kafka Connect's providers (`${file:…:…}`) or Quarkus (`${VARIABLE}`) put something in when it starts.
+    /// Whether Kafka Connect's providers (`${file:…:…}`) or Quarkus (`${VARIABLE}`) put something
+    /// in when it starts.
     pub(crate) fn is_filled_in(&self, option: &Written) -> bool {
         // Groups of a regular expression look the same.
         if option.name == "router.route.topic.replacement" {
             return false;
         }
-        let mut references = option.value.split("${").skip(1).filter_map(|rest| rest.split_once('}'));
+        let mut references = option
+            .value
+            .split("${")
+            .skip(1)
+            .filter_map(|rest| rest.split_once('}'));
         match self.form {
             Form::Connect => references.any(|(inside, _)| inside.contains(':')),
             Form::Server => references.next().is_some(),
@@ -144,13 +190,16 @@ impl Given {
             return connect;
         }
         let prefixes = SERVER_PREFIXES.iter().filter(|(_, ours)| !ours.is_empty());
-        let found = prefixes.filter_map(|(theirs, ours)| Some((*theirs, connect.strip_prefix(ours)?))).next();
+        let found = prefixes
+            .filter_map(|(theirs, ours)| Some((*theirs, connect.strip_prefix(ours)?)))
+            .next();
         let (theirs, rest) = found.unwrap_or(("debezium.source.", &connect));
         format!("{theirs}{rest}")
     }
 }
 
-/// How names of Debezium Server begin, and what stands for that in our set of names. The first that fits counts.
+/// How names of Debezium Server begin, and what stands for that in our set of names. The first that
+/// fits counts.
 const SERVER_PREFIXES: [(&str, &str); 7] = [
     ("debezium.source.", ""),
     ("debezium.sink.kafka.producer.", PRODUCER_PREFIX),
@@ -162,15 +211,20 @@ const SERVER_PREFIXES: [(&str, &str); 7] = [
 ];
 
 fn name_of_server(written: &str) -> String {
-    let of = |(theirs, ours): &(&str, &str)| Some(format!("{ours}{}", written.strip_prefix(theirs)?));
-    SERVER_PREFIXES.iter().find_map(of).unwrap_or_else(|| written.to_owned())
+    let of =
+        |(theirs, ours): &(&str, &str)| Some(format!("{ours}{}", written.strip_prefix(theirs)?));
+    SERVER_PREFIXES
+        .iter()
+        .find_map(of)
+        .unwrap_or_else(|| written.to_owned())
 }
 
-/// The options of JSON or YAML in the order of the file: Kafka Connect's map alone, `{"name": …, "config": {…}}`, Strimzi's
-/// `{"kind": "KafkaConnector", "spec": {"class": …, "config": {…}}}`, or Debezium Server's, whose names are nested. `null` is an
-/// option that is not set.
+/// The options of JSON or YAML in the order of the file: Kafka Connect's map alone, `{"name": …,
+/// "config": {…}}`, Strimzi's `{"kind": "KafkaConnector", "spec": {"class": …, "config": {…}}}`, or
+/// Debezium Server's, whose names are nested. `null` is an option that is not set.
 fn of_document(path: &str, document: &Yaml) -> Result<Vec<(String, String)>> {
-    let (mut options, spec) = (Vec::new(), document.get("spec").filter(|spec| spec.is_mapping()));
+    let mut options = Vec::new();
+    let spec = document.get("spec").filter(|spec| spec.is_mapping());
     if let Some(class) = spec.and_then(|spec| spec.get("class")) {
         flatten(path, "connector.class", class, &mut options)?;
     }
@@ -180,7 +234,12 @@ fn of_document(path: &str, document: &Yaml) -> Result<Vec<(String, String)>> {
     Ok(options)
 }
 
-fn flatten(path: &str, name: &str, value: &Yaml, options: &mut Vec<(String, String)>) -> Result<()> {
+fn flatten(
+    path: &str,
+    name: &str,
+    value: &Yaml,
+    options: &mut Vec<(String, String)>,
+) -> Result<()> {
     let value = match value {
         Yaml::Mapping(members) => {
             return members.iter().try_for_each(|(inner, value)| {
@@ -194,25 +253,33 @@ fn flatten(path: &str, name: &str, value: &Yaml, options: &mut Vec<(String, Stri
         Yaml::Bool(value) => value.to_string(),
         Yaml::Number(value) => value.to_string(),
         Yaml::Sequence(_) | Yaml::Tagged(_) => {
-            return Err(Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
-                .remedy("an option is a text, a number, or true or false"));
+            return Err(Error::new(
+                Kind::Config,
+                format!("{path}: {name} is neither text nor a number"),
+            )
+            .remedy("an option is a text, a number, or true or false"));
         }
     };
     options.push((name.to_owned(), value));
     Ok(())
 }
 
-/// The options of Java's `.properties` in the order of the file; of two with one name the second counts, as in Java:
+/// The options of Java's `.properties` in the order of the file; of two with one name the second
+/// counts, as in Java:
 /// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/Properties.html>.
 fn of_properties(path: &str, text: &str) -> Result<Vec<(String, String)>> {
     let mut options: Vec<(String, String)> = Vec::new();
     for (number, line) in logical_lines(text) {
         let malformed = || {
-            Error::new(Kind::Config, format!("{path}:{number}: \\u is not followed by four hexadecimal digits"))
-                .remedy("write a backslash as \\\\")
+            Error::new(
+                Kind::Config,
+                format!("{path}:{number}: \\u is not followed by four hexadecimal digits"),
+            )
+            .remedy("write a backslash as \\\\")
         };
         let (name, value) = split(&line);
-        let (name, value) = (unescaped(name).ok_or_else(malformed)?, unescaped(value).ok_or_else(malformed)?);
+        let name = unescaped(name).ok_or_else(malformed)?;
+        let value = unescaped(value).ok_or_else(malformed)?;
         options.retain(|(known, _)| *known != name);
         options.push((name, value));
     }
@@ -221,7 +288,8 @@ fn of_properties(path: &str, text: &str) -> Result<Vec<(String, String)>> {
 
 const BLANKS: [char; 3] = [' ', '\t', '\u{c}'];
 
-/// Lines without comments and blank ones, with those that a backslash continues put together, still escaped.
+/// Lines without comments and blank ones, with those that a backslash continues put together, still
+/// escaped.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -233,7 +301,11 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
         }
         let slashes = line.chars().rev().take_while(|&c| c == '\\').count();
         let goes_on = slashes % 2 == 1;
-        let line = if goes_on { line.get(..line.len() - 1).unwrap_or_default() } else { line };
+        let line = if goes_on {
+            line.get(..line.len() - 1).unwrap_or_default()
+        } else {
+            line
+        };
         match lines.last_mut() {
             Some((_, before)) if continues => before.push_str(line),
             _ => lines.push((number, line.to_owned())),
@@ -275,8 +347,13 @@ fn unescaped(text: &str) -> Option<String> {
             Some('f') => units.push(0x0c),
             Some('u') => {
                 let digits: String = characters.by_ref().take(4).collect();
-                let hexadecimal = digits.len() == 4 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-                units.push(hexadecimal.then(|| u16::from_str_radix(&digits, 16).ok()).flatten()?);
+                let hexadecimal =
+                    digits.len() == 4 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+                units.push(
+                    hexadecimal
+                        .then(|| u16::from_str_radix(&digits, 16).ok())
+                        .flatten()?,
+                );
             }
             Some(other) => push(&mut units, other),
         }
@@ -292,7 +369,10 @@ mod tests {
     #[test]
     fn json_and_yaml_are_read_in_the_order_of_the_file() {
         for (path, text) in [
-            ("f", r#"{"connector.class": "C", "z": 1, "a.b": true, "none": null, "m": "${x:y}"}"#),
+            (
+                "f",
+                r#"{"connector.class": "C", "z": 1, "a.b": true, "none": null, "m": "${x:y}"}"#,
+            ),
             (
                 "f",
                 r#"{"name": "n", "config": {"connector.class": "C", "z": "1", "a.b": "true", "m": "${x:y}"}, "tasks": []}"#,
@@ -303,19 +383,48 @@ mod tests {
             ),
             (
                 "f",
-                "# Strimzi\n---\nmetadata: {x: [a]}\nspec:\n  class: C\n  tasksMax: 1\n  config:\n    z: 1\n    a.b: true\n    m: '${x:y}'\n",
+                "# Strimzi\n---\nmetadata: {x: [a]}\nspec:\n  class: C\n  tasksMax: 1\n  config:\n \
+                    z: 1\n    a.b: true\n    m: '${x:y}'\n",
             ),
-            ("f.yml", "name: n\nconfig:\n  connector.class: C\n  z: 1\n  a.b: true\n  none: null\n  m: ${x:y}\n"),
-            ("f", "connector:\n  class: C\nz: {~: 1}\na:\n  b: true\nm: ${x:y}\n"),
+            (
+                "f.yml",
+                "name: n\nconfig:\n  connector.class: C\n  z: 1\n  a.b: true\n  none: null\n  m: \
+                 ${x:y}\n",
+            ),
+            (
+                "f",
+                "connector:\n  class: C\nz: {~: 1}\na:\n  b: true\nm: ${x:y}\n",
+            ),
         ] {
-            let Ok(given) = Given::read(path, text) else { panic!("{text}") };
-            let options: Vec<_> = given.options.iter().map(|one| (one.name.as_str(), one.value.as_str())).collect();
-            assert_eq!(options, [("connector.class", "C"), ("z", "1"), ("a.b", "true"), ("m", "${x:y}")], "{text}");
+            let Ok(given) = Given::read(path, text) else {
+                panic!("{text}")
+            };
+            let options: Vec<_> = given
+                .options
+                .iter()
+                .map(|one| (one.name.as_str(), one.value.as_str()))
+                .collect();
+            assert_eq!(
+                options,
+                [
+                    ("connector.class", "C"),
+                    ("z", "1"),
+                    ("a.b", "true"),
+                    ("m", "${x:y}")
+                ],
+                "{text}"
+            );
         }
-        let Ok(given) = Given::read("f", "debezium:\n  format:\n    key: {~: json, schemas.enable: false}\n") else {
+        let Ok(given) = Given::read(
+            "f",
+            "debezium:\n  format:\n    key: {~: json, schemas.enable: false}\n",
+        ) else {
             panic!()
         };
-        assert_eq!((given.form, given.get("key.converter")), (Form::Server, Some("json")));
+        assert_eq!(
+            (given.form, given.get("key.converter")),
+            (Form::Server, Some("json"))
+        );
         assert!(Given::read("f", "# x\nname=a\nb:1").is_ok());
     }
 
@@ -329,27 +438,53 @@ mod tests {
             "a:\n  b: canary: canary\n",
             "---\na: 1\n---\na: canary\n",
         ] {
-            let Err(error) = Given::read("f", text) else { panic!("{text}") };
-            assert!(error.kind() == Kind::Config && error.cause().starts_with("f:"), "{error:?}");
-            assert!(!format!("{error:?}").contains("canary") && error.what_to_do().is_some(), "{error:?}");
+            let Err(error) = Given::read("f", text) else {
+                panic!("{text}")
+            };
+            assert!(
+                error.kind() == Kind::Config && error.cause().starts_with("f:"),
+                "{error:?}"
+            );
+            assert!(
+                !format!("{error:?}").contains("canary") && error.what_to_do().is_some(),
+                "{error:?}"
+            );
         }
     }
 
     #[test]
     fn properties_are_read_as_java_reads_them() {
         for (text, wanted) in [
-            ("a=1\nb:2\nc 3\nd = 4\ne\t:\t5\n", &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")][..]),
-            ("a==1\nb=:2\nc: =3\nd", &[("a", "=1"), ("b", ":2"), ("c", "=3"), ("d", "")]),
+            (
+                "a=1\nb:2\nc 3\nd = 4\ne\t:\t5\n",
+                &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")][..],
+            ),
+            (
+                "a==1\nb=:2\nc: =3\nd",
+                &[("a", "=1"), ("b", ":2"), ("c", "=3"), ("d", "")],
+            ),
             (r"a\=b\:c\ d=e=f:g", &[("a=b:c d", "e=f:g")]),
-            ("jaas=x required user=\"u\";", &[("jaas", "x required user=\"u\";")]),
-            ("trailing = blanks stay  \n", &[("trailing", "blanks stay  ")]),
+            (
+                "jaas=x required user=\"u\";",
+                &[("jaas", "x required user=\"u\";")],
+            ),
+            (
+                "trailing = blanks stay  \n",
+                &[("trailing", "blanks stay  ")],
+            ),
             // Comments and blank lines.
-            ("# a=1\n  ! b=2\n\n \t\n#c\\\nd=4\r\ne=5\rf=6", &[("d", "4"), ("e", "5"), ("f", "6")]),
+            (
+                "# a=1\n  ! b=2\n\n \t\n#c\\\nd=4\r\ne=5\rf=6",
+                &[("d", "4"), ("e", "5"), ("f", "6")],
+            ),
             ("a=1 # no comment", &[("a", "1 # no comment")]),
             // A backslash at the end of a line.
             ("a=x,\\\n   y,\\\n\tz\nb=2", &[("a", "x,y,z"), ("b", "2")]),
             ("a=x\\\n#y\nb=2", &[("a", "x#y"), ("b", "2")]),
-            ("a=ends with \\\\\nb=2", &[("a", "ends with \\"), ("b", "2")]),
+            (
+                "a=ends with \\\\\nb=2",
+                &[("a", "ends with \\"), ("b", "2")],
+            ),
             ("a=1\\", &[("a", "1")]),
             ("a=\\\r\n  b", &[("a", "b")]),
             // Escapes.
@@ -360,10 +495,17 @@ mod tests {
             ("a=1\nb=2\na=3", &[("b", "2"), ("a", "3")]),
         ] {
             let read = of_properties("f", text).unwrap();
-            let read: Vec<_> = read.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            let read: Vec<_> = read
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()))
+                .collect();
             assert_eq!(read, wanted, "{text:?}");
         }
         let error = of_properties("f.properties", "x=1\na=canary\\u00g0").unwrap_err();
-        assert!(error.cause().starts_with("f.properties:2: ") && !format!("{error:?}").contains("canary"), "{error:?}");
+        assert!(
+            error.cause().starts_with("f.properties:2: ")
+                && !format!("{error:?}").contains("canary"),
+            "{error:?}"
+        );
     }
 }

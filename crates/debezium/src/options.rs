@@ -1,5 +1,5 @@
-//! Every option known, and what becomes of it: Debezium's connector for Postgres, its Outbox Event Router, Debezium
-//! Server, and what Kafka Connect takes for every source connector.
+//! Every option known, and what becomes of it: Debezium's connector for Postgres, its Outbox Event
+//! Router, Debezium Server, and what Kafka Connect takes for every source connector.
 
 use crate::Carrying;
 use crate::Effect::{self, Differs, MayDiffer, NoEffect, ToDo};
@@ -19,7 +19,8 @@ pub(crate) enum Fate {
     /// The property of librdkafka with this name, or the same, gets its value.
     Property(Option<&'static str>),
     Left {
-        /// Values with blanks between them: with these it asks for what walrelay does anyway, and is not listed.
+        /// Values with blanks between them: with these it asks for what walrelay does anyway, and
+        /// is not listed.
         unless: &'static str,
         effect: Effect,
         why: &'static str,
@@ -36,7 +37,12 @@ const fn unneeded(patterns: &'static str, why: &'static str) -> Row {
     left(patterns, NoEffect, why, "")
 }
 
-const fn left(patterns: &'static str, effect: Effect, why: &'static str, what_to_do: &'static str) -> Row {
+const fn left(
+    patterns: &'static str,
+    effect: Effect,
+    why: &'static str,
+    what_to_do: &'static str,
+) -> Row {
     unless(patterns, "", effect, why, what_to_do)
 }
 
@@ -47,20 +53,33 @@ const fn unless(
     why: &'static str,
     what_to_do: &'static str,
 ) -> Row {
-    row(patterns, Fate::Left { unless, effect, why, what_to_do })
+    row(
+        patterns,
+        Fate::Left {
+            unless,
+            effect,
+            why,
+            what_to_do,
+        },
+    )
 }
 
 const TEXT_OF_POSTGRES: &str = "a value goes out as Postgres prints it, whatever its type";
-const LOOK_AT_PLACED: &str = "compare a record, where a column of such a type is placed in a header or the envelope";
+const LOOK_AT_PLACED: &str =
+    "compare a record, where a column of such a type is placed in a header or the envelope";
 
 /// The first row that fits counts.
 pub(crate) const OPTIONS: &[Row] = &[
     // The connector.
     row(
-        "name connector.class tasks.max plugin.name slot.name publication.name table.include.list snapshot.mode",
+        "name connector.class tasks.max plugin.name slot.name publication.name table.include.list \
+         snapshot.mode",
         Fate::Carried,
     ),
-    unneeded("topic.prefix database.server.name", "it is in no record but in a header of the connector's own"),
+    unneeded(
+        "topic.prefix database.server.name",
+        "it is in no record but in a header of the connector's own",
+    ),
     // The server.
     row("database.hostname", Fate::Libpq("host")),
     row("database.port", Fate::Libpq("port")),
@@ -76,22 +95,39 @@ pub(crate) const OPTIONS: &[Row] = &[
         "a password is never carried",
         "PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of database.url",
     ),
-    left("database.sslpassword", ToDo, "keys with a password are not read", "openssl pkcs8 -in KEY -out KEY.pem"),
-    left("database.sslfactory", ToDo, "it is a class of Java", "set sslmode=verify-full and sslrootcert"),
+    left(
+        "database.sslpassword",
+        ToDo,
+        "keys with a password are not read",
+        "openssl pkcs8 -in KEY -out KEY.pem",
+    ),
+    left(
+        "database.sslfactory",
+        ToDo,
+        "it is a class of Java",
+        "set sslmode=verify-full and sslrootcert",
+    ),
     unneeded("database.tcpKeepAlive", "it is always on"),
     left(
         "database.initial.statements slot.stream.params",
         MayDiffer,
         "the session that streams runs no other statements, and gives the slot no other parameters",
-        "set what statements set with alter role … set …; compare what parameters select, such as origin=none",
+        "set what statements set with alter role … set …; compare what parameters select, such as \
+         origin=none",
     ),
-    left("database.* driver.*", ToDo, "it is an option of Java's driver", "see whether libpq has a word for it"),
+    left(
+        "database.* driver.*",
+        ToDo,
+        "it is an option of Java's driver",
+        "see whether libpq has a word for it",
+    ),
     // Slot and publication.
     unless(
         "slot.drop.on.stop",
         "false",
         ToDo,
-        "with it the slot goes when the connector stops, and with the slot what was not yet delivered",
+        "with it the slot goes when the connector stops, and with the slot what was not yet \
+         delivered",
         "set it to false, and restart the connector, before its last stop",
     ),
     unless(
@@ -101,12 +137,27 @@ pub(crate) const OPTIONS: &[Row] = &[
         "the connector does not confirm the slot, which is then behind what was delivered",
         "take it out, and let it run, before its last stop: else duplicates follow",
     ),
-    unneeded("lsn.flush.* status.update.*", "the slot is confirmed once Kafka has acked and the position is stored"),
-    unneeded("publication.autocreate.mode publish.via.partition.root slot.failover", "publication and slot are there"),
+    unneeded(
+        "lsn.flush.* status.update.*",
+        "the slot is confirmed once Kafka has acked and the position is stored",
+    ),
+    unneeded(
+        "publication.autocreate.mode publish.via.partition.root slot.failover",
+        "publication and slot are there",
+    ),
     // What is captured.
-    row("table.exclude.list schema.include.list schema.exclude.list", Fate::Carried),
-    unneeded("column.include.list column.exclude.list", "the router fails without a column that it needs"),
-    unneeded("schema.name.adjustment.mode", "no envelope has a schema here"),
+    row(
+        "table.exclude.list schema.include.list schema.exclude.list",
+        Fate::Carried,
+    ),
+    unneeded(
+        "column.include.list column.exclude.list",
+        "the router fails without a column that it needs",
+    ),
+    unneeded(
+        "schema.name.adjustment.mode",
+        "no envelope has a schema here",
+    ),
     unless(
         "column.propagate.source.type datatype.propagate.source.type include.schema.comments",
         "false",
@@ -114,7 +165,12 @@ pub(crate) const OPTIONS: &[Row] = &[
         "a column's schema has nothing of it",
         "compare a record, if a converter writes schemas",
     ),
-    left("column.*", Differs, "a column's value is not changed on its way", "write what is to go out into the outbox"),
+    left(
+        "column.*",
+        Differs,
+        "a column's value is not changed on its way",
+        "write what is to go out into the outbox",
+    ),
     left(
         "message.prefix.*",
         MayDiffer,
@@ -129,16 +185,21 @@ pub(crate) const OPTIONS: &[Row] = &[
         "find out why the connector leaves them out",
     ),
     unneeded(
-        "tombstones.on.delete replica.identity.autoset.values unavailable.value.placeholder skip.messages.without.change",
+        "tombstones.on.delete replica.identity.autoset.values unavailable.value.placeholder \
+         skip.messages.without.change",
         "an outbox has inserts only, and nothing else is relayed",
     ),
-    unneeded("snapshot.* incremental.snapshot.* signal.* read.only", "the slot says where to go on, and no snapshot"),
+    unneeded(
+        "snapshot.* incremental.snapshot.* signal.* read.only",
+        "the slot says where to go on, and no snapshot",
+    ),
     // How values are written.
     unless(
         "binary.handling.mode",
         "bytes",
         Differs,
-        "a bytea goes out as its bytes. Debezium makes text of it, and no record where the converter takes bytes only",
+        "a bytea goes out as its bytes. Debezium makes text of it, and no record where the \
+         converter takes bytes only",
         "have consumers take bytes",
     ),
     unless(
@@ -148,8 +209,19 @@ pub(crate) const OPTIONS: &[Row] = &[
         "a column that is placed is written as Debezium does it by default",
         LOOK_AT_PLACED,
     ),
-    left("hstore.handling.mode money.fraction.digits", MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED),
-    unless("include.unknown.datatypes", "false", MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED),
+    left(
+        "hstore.handling.mode money.fraction.digits",
+        MayDiffer,
+        TEXT_OF_POSTGRES,
+        LOOK_AT_PLACED,
+    ),
+    unless(
+        "include.unknown.datatypes",
+        "false",
+        MayDiffer,
+        TEXT_OF_POSTGRES,
+        LOOK_AT_PLACED,
+    ),
     unless(
         "field.name.adjustment.mode router.field.name.adjustment.mode",
         "none",
@@ -171,18 +243,30 @@ pub(crate) const OPTIONS: &[Row] = &[
         "the headers __debezium.context.* name the connector and its run, and there is neither",
         "find out whether a consumer reads them",
     ),
-    unneeded("message.key.columns topic.naming.strategy topic.delimiter", "the router makes key and topic"),
-    left("topic.creation.*", ToDo, "walrelay makes no topics", "create topics for new aggregate types beforehand"),
+    unneeded(
+        "message.key.columns topic.naming.strategy topic.delimiter",
+        "the router makes key and topic",
+    ),
+    left(
+        "topic.creation.*",
+        ToDo,
+        "walrelay makes no topics",
+        "create topics for new aggregate types beforehand",
+    ),
     // How it runs.
     unless(
         "heartbeat.interval.ms heartbeat.action.query notification.*",
         "0",
         ToDo,
-        "an idle outbox is confirmed without a heartbeat: none is sent, none runs a query, and no notification is sent",
+        "an idle outbox is confirmed without a heartbeat: none is sent, none runs a query, and no \
+         notification is sent",
         "find out whether something reads them or what the query writes",
     ),
     unneeded("heartbeat.* topic.heartbeat.prefix", "no heartbeat is sent"),
-    unneeded("max.batch.size max.queue.* poll.*", "memory is bounded by sink.max_in_flight_bytes"),
+    unneeded(
+        "max.batch.size max.queue.* poll.*",
+        "memory is bounded by sink.max_in_flight_bytes",
+    ),
     unless(
         "errors.tolerance event.processing.failure.handling.mode",
         "none fail",
@@ -198,39 +282,73 @@ pub(crate) const OPTIONS: &[Row] = &[
         "exactly.once.support",
         "requested",
         MayDiffer,
-        "walrelay writes outside of Kafka's transactions unless delivery.guarantee is exactly-once; a crash may cause duplicates",
+        "walrelay writes outside of Kafka's transactions unless delivery.guarantee is \
+         exactly-once; a crash may cause duplicates",
         "consumers drop duplicates by the header id",
     ),
-    unneeded("transaction.boundary*", "walrelay writes outside of Kafka's transactions"),
-    unneeded("offset.* offsets.* schema.history.*", "walrelay keeps a position of its own: [state]"),
     unneeded(
-        "table.ignore.builtin config.action.reload custom.metric.tags executor.shutdown.timeout.ms sourceinfo.struct.maker schema.refresh.mode \
-         xmin.fetch.interval.ms openlineage.* guardrail.* connection.validation.timeout.ms streaming.delay.ms \
-         query.fetch.size api.enabled engine.* key.serializer value.serializer statistics.metrics.enabled \
+        "transaction.boundary*",
+        "walrelay writes outside of Kafka's transactions",
+    ),
+    unneeded(
+        "offset.* offsets.* schema.history.*",
+        "walrelay keeps a position of its own: [state]",
+    ),
+    unneeded(
+        "table.ignore.builtin config.action.reload custom.metric.tags executor.shutdown.timeout.ms \
+         sourceinfo.struct.maker schema.refresh.mode \
+         xmin.fetch.interval.ms openlineage.* guardrail.* connection.validation.timeout.ms \
+         streaming.delay.ms \
+         query.fetch.size api.enabled engine.* key.serializer value.serializer \
+         statistics.metrics.enabled \
          internal.create.slot.command.timeout internal.slot.seek.to.known.offset.on.start",
         "it is Debezium's own business",
     ),
     // Converters, or formats.
-    row("key.converter value.converter header.converter *.schemas.enable *.delegate.converter.type", Fate::Carried),
-    row("*.converter.decimal.format format.decimal.format", Fate::Carried),
-    unless("*.converter.encoding", "UTF8 UTF-8", Differs, "texts go out in UTF-8", "have consumers read UTF-8"),
-    unneeded("*.schemas.cache.size *.replace.null.with.default", "it saves work; the router takes defaults"),
+    row(
+        "key.converter value.converter header.converter *.schemas.enable *.delegate.converter.type",
+        Fate::Carried,
+    ),
+    row(
+        "*.converter.decimal.format format.decimal.format",
+        Fate::Carried,
+    ),
     unless(
-        "key.converter.* value.converter.* header.converter.* format.* router.table.json.payload.empty.array.behavior \
+        "*.converter.encoding",
+        "UTF8 UTF-8",
+        Differs,
+        "texts go out in UTF-8",
+        "have consumers read UTF-8",
+    ),
+    unneeded(
+        "*.schemas.cache.size *.replace.null.with.default",
+        "it saves work; the router takes defaults",
+    ),
+    unless(
+        "key.converter.* value.converter.* header.converter.* format.* \
+         router.table.json.payload.empty.array.behavior \
          router.table.field.event.payload.id",
         "ignore aggregateid",
         MayDiffer,
         "what this option does to keys, values or headers is not carried",
         "compare a record",
     ),
-    left("converters*", MayDiffer, TEXT_OF_POSTGRES, "find out what the converter does to columns of the outbox"),
+    left(
+        "converters*",
+        MayDiffer,
+        TEXT_OF_POSTGRES,
+        "find out what the converter does to columns of the outbox",
+    ),
     // The router.
     row(
-        "router.type router.table.field.event.id router.table.field.event.key router.table.field.event.type \
+        "router.type router.table.field.event.id router.table.field.event.key \
+         router.table.field.event.type \
          router.table.field.event.payload router.table.field.event.timestamp \
          router.table.field.event.schema.version router.table.fields.additional.placement \
-         router.table.expand.json.payload router.table.json.payload.null.behavior router.route.by.field \
-         router.route.topic.regex router.route.topic.replacement router.route.tombstone.on.empty.payload",
+         router.table.expand.json.payload router.table.json.payload.null.behavior \
+         router.route.by.field \
+         router.route.topic.regex router.route.topic.replacement \
+         router.route.tombstone.on.empty.payload",
         Fate::Carried,
     ),
     unless(
@@ -244,7 +362,8 @@ pub(crate) const OPTIONS: &[Row] = &[
         "router.*op.invalid.behavior",
         "warn error",
         MayDiffer,
-        "updates are dropped and counted; Debezium's task ends at one, and publishes nothing behind it",
+        "updates are dropped and counted; Debezium's task ends at one, and publishes nothing \
+         behind it",
         "insert rows, and do not update any",
     ),
     left(
@@ -253,13 +372,19 @@ pub(crate) const OPTIONS: &[Row] = &[
         "no span is made; a column with a trace goes out as a header",
         "traceparent = \"{column}\" in [route.headers]",
     ),
-    left("router.predicate router.negate predicates*", MayDiffer, "each insert is relayed", "compare what it selects"),
+    left(
+        "router.predicate router.negate predicates*",
+        MayDiffer,
+        "each insert is relayed",
+        "compare what it selects",
+    ),
     // The chain.
     row("transforms", Fate::Carried),
     left(
         "transforms.*",
         Differs,
-        "a further transform does something to records, and walrelay has only what its templates say",
+        "a further transform does something to records, and walrelay has only what its templates \
+         say",
         "find out what it does, and say it in [route] and [format]",
     ),
     // Debezium Server.
@@ -270,33 +395,67 @@ pub(crate) const OPTIONS: &[Row] = &[
         "walrelay's sink is Kafka",
         "set kafka.brokers to a cluster that the consumers read",
     ),
-    left("sink.*", ToDo, "it belongs to a sink that is not Kafka", "see the sink's type"),
-    unneeded("quarkus.*", "it is Quarkus' own business; see http.listen and [log]"),
-    left("*", MayDiffer, "the import does not know it", "find out what it does to records"),
+    left(
+        "sink.*",
+        ToDo,
+        "it belongs to a sink that is not Kafka",
+        "see the sink's type",
+    ),
+    unneeded(
+        "quarkus.*",
+        "it is Quarkus' own business; see http.listen and [log]",
+    ),
+    left(
+        "*",
+        MayDiffer,
+        "the import does not know it",
+        "find out what it does to records",
+    ),
 ];
 
 /// Options of Kafka's Java producer, likewise.
 pub(crate) const PRODUCER: &[Row] = &[
     row(
-        "bootstrap.servers sasl.jaas.config ssl.endpoint.identification.algorithm ssl.truststore.location \
+        "bootstrap.servers sasl.jaas.config ssl.endpoint.identification.algorithm \
+         ssl.truststore.location \
          ssl.keystore.location",
         Fate::Carried,
     ),
     row(
-        "security.protocol sasl.mechanism compression.type linger.ms batch.size client.id request.timeout.ms \
+        "security.protocol sasl.mechanism compression.type linger.ms batch.size client.id \
+         request.timeout.ms \
          metadata.max.age.ms connections.max.idle.ms client.dns.lookup sasl.kerberos.service.name",
         Fate::Property(None),
     ),
-    row("max.request.size", Fate::Property(Some("message.max.bytes"))),
-    row("ssl.truststore.certificates", Fate::Property(Some("ssl.ca.pem"))),
+    row(
+        "max.request.size",
+        Fate::Property(Some("message.max.bytes")),
+    ),
+    row(
+        "ssl.truststore.certificates",
+        Fate::Property(Some("ssl.ca.pem")),
+    ),
     unneeded(
-        "acks enable.idempotence retries delivery.timeout.ms max.in.flight.requests.per.connection retry.backoff.ms \
+        "acks enable.idempotence retries delivery.timeout.ms max.in.flight.requests.per.connection \
+         retry.backoff.ms \
          retry.backoff.max.ms",
         "walrelay always waits for all replicas, and tries again in order for as long as it takes",
     ),
-    unneeded("key.serializer value.serializer", "there is nothing to choose: keys and values are bytes"),
-    unless("*serializer.encoding", "UTF8 UTF-8", Differs, "texts go out in UTF-8", "have consumers read UTF-8"),
-    unneeded("ssl.truststore.type ssl.keystore.type", "it belongs to the location, and was read with it"),
+    unneeded(
+        "key.serializer value.serializer",
+        "there is nothing to choose: keys and values are bytes",
+    ),
+    unless(
+        "*serializer.encoding",
+        "UTF8 UTF-8",
+        Differs,
+        "texts go out in UTF-8",
+        "have consumers read UTF-8",
+    ),
+    unneeded(
+        "ssl.truststore.type ssl.keystore.type",
+        "it belongs to the location, and was read with it",
+    ),
     left(
         "partitioner.class partitioner.ignore.keys",
         Differs,
@@ -309,12 +468,18 @@ pub(crate) const PRODUCER: &[Row] = &[
         "walrelay writes outside of Kafka's transactions unless delivery.guarantee is exactly-once",
         "consumers that read committed records only read its records, too",
     ),
-    left("interceptor.classes", MayDiffer, "code of Java is not run", "find out what it does to records"),
+    left(
+        "interceptor.classes",
+        MayDiffer,
+        "code of Java is not run",
+        "find out what it does to records",
+    ),
     left(
         "*password* *ssl.key* *secret*",
         ToDo,
         "a secret is not carried",
-        "set it with WALRELAY_KAFKA_PROPERTY_…: ssl.keystore.password, ssl.key.password, ssl.key.pem",
+        "set it with WALRELAY_KAFKA_PROPERTY_…: ssl.keystore.password, ssl.key.password, \
+         ssl.key.pem",
     ),
     left(
         "ssl.* sasl.*",
@@ -322,7 +487,10 @@ pub(crate) const PRODUCER: &[Row] = &[
         "librdkafka has no option of this name and meaning",
         "see librdkafka's CONFIGURATION.md for its own ssl.* and sasl.*",
     ),
-    unneeded("*", "it tunes Java's producer; librdkafka has settings of its own"),
+    unneeded(
+        "*",
+        "it tunes Java's producer; librdkafka has settings of its own",
+    ),
 ];
 
 fn fits(pattern: &str, name: &str) -> bool {
@@ -336,7 +504,11 @@ fn fits(pattern: &str, name: &str) -> bool {
 }
 
 fn find<'t>(table: &'t [Row], name: &str) -> Option<&'t Row> {
-    table.iter().find(|row| row.patterns.split_whitespace().any(|pattern| fits(pattern, name)))
+    table.iter().find(|row| {
+        row.patterns
+            .split_whitespace()
+            .any(|pattern| fits(pattern, name))
+    })
 }
 
 pub(crate) fn sort_out(carrying: &mut Carrying<'_>) {
@@ -345,8 +517,14 @@ pub(crate) fn sort_out(carrying: &mut Carrying<'_>) {
         one(option, carrying);
     }
     if !given.has("extended.headers.enabled") {
-        let why = "recent versions add the headers __debezium.context.* unless told not to; walrelay has none of them";
-        carrying.left("extended.headers.enabled", MayDiffer, why, "find out whether a consumer reads them");
+        let why = "recent versions add the headers __debezium.context.* unless told not to; \
+                   walrelay has none of them";
+        carrying.left(
+            "extended.headers.enabled",
+            MayDiffer,
+            why,
+            "find out whether a consumer reads them",
+        );
     }
 }
 
@@ -357,13 +535,23 @@ fn one(option: &Written, carrying: &mut Carrying<'_>) {
         None => find(OPTIONS, name),
     };
     match row.map(|row| &row.fate) {
-        Some(Fate::Left { unless, effect, why, what_to_do }) => {
-            if !unless.split_whitespace().any(|value| option.value.eq_ignore_ascii_case(value)) {
+        Some(Fate::Left {
+            unless,
+            effect,
+            why,
+            what_to_do,
+        }) => {
+            if !unless
+                .split_whitespace()
+                .any(|value| option.value.eq_ignore_ascii_case(value))
+            {
                 carrying.left(name, *effect, *why, what_to_do);
             }
         }
         Some(_) if carrying.given.is_filled_in(option) && name != LOGIN => {
-            let is_mapping = ["router.", "key.", "value.", "header."].iter().any(|start| name.starts_with(start));
+            let is_mapping = ["router.", "key.", "value.", "header."]
+                .iter()
+                .any(|start| name.starts_with(start));
             let effect = if is_mapping { MayDiffer } else { ToDo };
             let why = "its value is not in the file: a provider or a variable fills it in";
             carrying.left(name, effect, why, "write the value into walrelay.toml");
@@ -384,8 +572,18 @@ mod tests {
                     let found = find(table, pattern.trim_end_matches('*')).unwrap();
                     assert!(std::ptr::eq(found, row), "{pattern}");
                 }
-                if let Fate::Left { effect, why, what_to_do, .. } = row.fate {
-                    assert!(!why.is_empty() && (effect == NoEffect || !what_to_do.is_empty()), "{}", row.patterns);
+                if let Fate::Left {
+                    effect,
+                    why,
+                    what_to_do,
+                    ..
+                } = row.fate
+                {
+                    assert!(
+                        !why.is_empty() && (effect == NoEffect || !what_to_do.is_empty()),
+                        "{}",
+                        row.patterns
+                    );
                 }
             }
         }

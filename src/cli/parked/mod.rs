@@ -1,6 +1,7 @@
 //! `walrelay parked`: lists, shows, retries and drops parked events.
 //!
-//! Here are the commands, their conditions and their output; [`mod@table`] asks the table `walrelay.parked`.
+//! Here are the commands, their conditions and their output; [`mod@table`] asks the table
+//! `walrelay.parked`.
 
 pub(crate) mod table;
 
@@ -11,7 +12,8 @@ use serde::Serialize;
 
 use crate::cli::config::Common;
 use crate::cli::output::{
-    Consent, Grid, Outcome, Output, cell, counted, labelled, note, or_dash, print_report, table, width,
+    Consent, Grid, Outcome, Output, cell, counted, labelled, note, or_dash, print_report, table,
+    width,
 };
 use walrelay_core::config::unit::parse_duration;
 use walrelay_core::error::{Error, Kind, Result};
@@ -117,7 +119,11 @@ impl ParkedCommand {
 
 async fn list(args: &ListArgs) -> Outcome {
     let found = table::list(args).await?;
-    let text = if found.why_none.is_none() { found.text(width()) } else { String::new() };
+    let text = if found.why_none.is_none() {
+        found.text(width())
+    } else {
+        String::new()
+    };
     print_report(args.output, &found, &text)?;
     match found.why_none {
         Some(error) => Err(error.into()),
@@ -132,9 +138,15 @@ async fn show(args: &ShowArgs) -> Outcome {
     }
     let shown = found.events.len();
     if found.counts.matched > shown as u64 {
-        note(format_args!("note: the first {shown} of {} events are shown", found.counts.matched));
+        note(format_args!(
+            "note: the first {shown} of {} events are shown",
+            found.counts.matched
+        ));
     }
-    let details = found.events.iter().filter_map(|event| Some(event.details.as_ref()?.text(event)));
+    let details = found
+        .events
+        .iter()
+        .filter_map(|event| Some(event.details.as_ref()?.text(event)));
     let texts: Vec<_> = details.collect();
     print_report(args.output, &found, &texts.join("\n"))
 }
@@ -143,12 +155,15 @@ async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     let is_filtered = args.chosen.is_filtered();
     if !is_filtered && !args.all {
         return Err(Error::new(Kind::Config, "no condition selects events")
-            .remedy("name them, or select them by --id, --aggregate, --class, --since and so on; --all selects all")
+            .remedy(
+                "name them, or select them by --id, --aggregate, --class, --since and so on; \
+                     --all selects all",
+            )
             .into());
     }
     if is_filtered && args.all {
-        let error =
-            Error::new(Kind::Config, "--all is given together with conditions").remedy("leave out one or the other");
+        let error = Error::new(Kind::Config, "--all is given together with conditions")
+            .remedy("leave out one or the other");
         return Err(error.into());
     }
     table::change(args, change).await
@@ -163,7 +178,8 @@ pub(crate) struct Filters {
     /// Events of these aggregates, by the record's key; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
-    /// Events of one of these classes: unroutable, too-large, rejected, refused, behind; can be repeated
+    /// Events of one of these classes: unroutable, too-large, rejected, refused, behind; can be
+    /// repeated
     #[arg(long, value_name = "CLASS", num_args = 1..)]
     pub class: Vec<String>,
     /// Events for one of these topics; can be repeated
@@ -172,7 +188,8 @@ pub(crate) struct Filters {
     /// Events of one of these outboxes, such as public.outbox; can be repeated
     #[arg(long, value_name = "SCHEMA.TABLE", num_args = 1..)]
     pub outbox: Vec<String>,
-    /// Events that became undeliverable at this time or later: a timestamp, in UTC unless it names a zone, or an age such as 2h
+    /// Events that became undeliverable at this time or later: a timestamp, in UTC unless it names
+    /// a zone, or an age such as 2h
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
     /// Events that became undeliverable before this time
@@ -192,15 +209,33 @@ pub(crate) struct Span {
 
 impl Filters {
     pub(crate) fn is_empty(&self) -> bool {
-        let lists = [&self.id, &self.aggregate, &self.class, &self.topic, &self.outbox];
+        let lists = [
+            &self.id,
+            &self.aggregate,
+            &self.class,
+            &self.topic,
+            &self.outbox,
+        ];
         let times = [&self.since, &self.until, &self.older_than];
         lists.iter().all(|list| list.is_empty()) && times.iter().all(|time| time.is_none())
     }
 
     pub(crate) fn has_classes(&self) -> Result<()> {
-        let Some(unknown) = self.class.iter().find(|class| !CLASSES.contains(&class.as_str())) else { return Ok(()) };
-        Err(Error::new(Kind::Config, format!("--class: there is no class {}", cell(unknown.as_bytes(), 40)))
-            .remedy(format!("the classes are {}", CLASSES.join(", "))))
+        let Some(unknown) = self
+            .class
+            .iter()
+            .find(|class| !CLASSES.contains(&class.as_str()))
+        else {
+            return Ok(());
+        };
+        Err(Error::new(
+            Kind::Config,
+            format!(
+                "--class: there is no class {}",
+                cell(unknown.as_bytes(), 40)
+            ),
+        )
+        .remedy(format!("the classes are {}", CLASSES.join(", "))))
     }
 
     /// The range; ages count from `now_ms`.
@@ -208,8 +243,11 @@ impl Filters {
         let moment = |flag: &str, given: &Option<String>| {
             let Some(text) = given else { return Ok(None) };
             moment_ms(text, now_ms).map(Some).ok_or_else(|| {
-                Error::new(Kind::Config, format!("{flag}: this is neither a timestamp nor a duration"))
-                    .remedy("write '2026-03-01 12:00', '2026-03-01T12:00:00+01:00' or 2h")
+                Error::new(
+                    Kind::Config,
+                    format!("{flag}: this is neither a timestamp nor a duration"),
+                )
+                .remedy("write '2026-03-01 12:00', '2026-03-01T12:00:00+01:00' or 2h")
             })
         };
         let older = match &self.older_than {
@@ -219,14 +257,17 @@ impl Filters {
                     .remedy("write a duration such as 2h or 7d")
             })?),
         };
-        let span =
-            Span { since_ms: moment("--since", &self.since)?, until_ms: moment("--until", &self.until)?.or(older) };
+        let span = Span {
+            since_ms: moment("--since", &self.since)?,
+            until_ms: moment("--until", &self.until)?.or(older),
+        };
         if let (Some(since), Some(until)) = (span.since_ms, span.until_ms)
             && until <= since
         {
             let cause = "--until or --older-than is not later than --since: the range is empty";
-            return Err(Error::new(Kind::Config, cause)
-                .remedy("a duration is an age: give --since the longer one, as in --since 2h --until 1h"));
+            return Err(Error::new(Kind::Config, cause).remedy(
+                "a duration is an age: give --since the longer one, as in --since 2h --until 1h",
+            ));
         }
         Ok(span)
     }
@@ -238,12 +279,19 @@ fn ago_ms(text: &str, now_ms: i64) -> Option<i64> {
 }
 
 fn moment_ms(text: &str, now_ms: i64) -> Option<i64> {
-    let utc = |time: jiff::civil::DateTime| time.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|time| time.timestamp());
+    let utc = |time: jiff::civil::DateTime| {
+        time.to_zoned(jiff::tz::TimeZone::UTC)
+            .ok()
+            .map(|time| time.timestamp())
+    };
     ago_ms(text, now_ms).or_else(|| {
         let instant = text.parse::<jiff::Timestamp>().ok();
         let local = || utc(text.parse::<jiff::civil::DateTime>().ok()?);
         let day = || utc(text.parse::<jiff::civil::Date>().ok()?.at(0, 0, 0, 0));
-        instant.or_else(local).or_else(day).map(jiff::Timestamp::as_millisecond)
+        instant
+            .or_else(local)
+            .or_else(day)
+            .map(jiff::Timestamp::as_millisecond)
     })
 }
 
@@ -314,25 +362,54 @@ impl Event {
 impl Details {
     /// All that is known of `event`, for people.
     fn text(&self, event: &Event) -> String {
-        let Details { committed_at, before, commit_lsn, index, via, columns } = self;
+        let Details {
+            committed_at,
+            before,
+            commit_lsn,
+            index,
+            via,
+            columns,
+        } = self;
         let mut lines = event.cells().to_vec();
         lines.retain(|(name, _)| *name != "behind it");
         lines.extend([
-            ("aggregate", Some(format!("{before} before it, and {} behind it", event.behind))),
+            (
+                "aggregate",
+                Some(format!(
+                    "{before} before it, and {} behind it",
+                    event.behind
+                )),
+            ),
             ("stored", event.stored_at.clone()),
-            ("position", Some(format!("{commit_lsn}, index {index}, from the {via}"))),
+            (
+                "position",
+                Some(format!("{commit_lsn}, index {index}, from the {via}")),
+            ),
             ("committed", committed_at.clone()),
         ]);
-        let lines = lines.into_iter().filter_map(|(name, text)| Some((name, cell(text?.as_bytes(), ERROR_CHARS_MAX))));
+        let lines = lines
+            .into_iter()
+            .filter_map(|(name, text)| Some((name, cell(text?.as_bytes(), ERROR_CHARS_MAX))));
         let mut grid = Grid::default();
-        for Column { name, type_name, bytes, .. } in columns {
+        for Column {
+            name,
+            type_name,
+            bytes,
+            ..
+        } in columns
+        {
             let size = bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
-            grid.row([&format_args!("  {name}"), &or_dash(type_name.as_ref()), &size]);
+            grid.row([
+                &format_args!("  {name}"),
+                &or_dash(type_name.as_ref()),
+                &size,
+            ]);
         }
         let mut text = format!("{}columns\n{}", labelled(lines), grid.text());
         for Column { name, value, .. } in columns {
             // Control characters of a payload must not reach the terminal.
-            let plain = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
+            let plain =
+                |character: char| character.is_control() && !matches!(character, '\n' | '\t');
             let title = name.replace(char::is_control, " ");
             let value = value.iter().map(|value| value.replace(plain, "\u{fffd}"));
             text.extend(value.map(|value| format!("value of {title}\n{value}\n")));
@@ -366,10 +443,20 @@ pub(crate) struct Found {
 
 impl Counts {
     pub(crate) fn text(&self) -> String {
-        let text = format!("{} of {}", counted(self.matched, "event"), counted(self.aggregates, "aggregate"));
-        let class = |(class, count): (&String, &u64)| format!("{count} {}", cell(class.as_bytes(), CELL_CHARS));
+        let text = format!(
+            "{} of {}",
+            counted(self.matched, "event"),
+            counted(self.aggregates, "aggregate")
+        );
+        let class = |(class, count): (&String, &u64)| {
+            format!("{count} {}", cell(class.as_bytes(), CELL_CHARS))
+        };
         let classes: Vec<_> = self.classes.iter().map(class).collect();
-        if classes.is_empty() { text } else { format!("{text}: {}", classes.join(", ")) }
+        if classes.is_empty() {
+            text
+        } else {
+            format!("{text}: {}", classes.join(", "))
+        }
     }
 }
 
@@ -377,19 +464,39 @@ impl Found {
     /// For people: a table whose lines are cut to `width`, the counts, and how to list the others.
     pub(crate) fn text(&self, width: Option<usize>) -> String {
         let events: Vec<_> = self.events.iter().map(Event::cells).collect();
-        let known = |place: &usize| events.iter().filter_map(|cells| cells.get(*place)).any(|(_, text)| text.is_some());
-        let head = Event::default().cells().map(|(name, _)| (name, Some(name.to_owned())));
+        let known = |place: &usize| {
+            events
+                .iter()
+                .filter_map(|cells| cells.get(*place))
+                .any(|(_, text)| text.is_some())
+        };
+        let head = Event::default()
+            .cells()
+            .map(|(name, _)| (name, Some(name.to_owned())));
         // A column without a value is left out.
         let shown: Vec<_> = (0..head.len()).filter(known).collect();
         let row = |cells: &[(&str, Option<String>); 10]| {
             let cells = shown.iter().filter_map(|place| cells.get(*place));
-            let chars = |name: &str| if name == "error" { ERROR_CHARS_MAX } else { CELL_CHARS };
+            let chars = |name: &str| {
+                if name == "error" {
+                    ERROR_CHARS_MAX
+                } else {
+                    CELL_CHARS
+                }
+            };
             cells
-                .map(|(name, text)| text.as_ref().map_or("-".to_owned(), |text| cell(text.as_bytes(), chars(name))))
+                .map(|(name, text)| {
+                    text.as_ref()
+                        .map_or("-".to_owned(), |text| cell(text.as_bytes(), chars(name)))
+                })
                 .collect()
         };
         let rows: Vec<Vec<String>> = std::iter::once(&head).chain(&events).map(row).collect();
-        let lines = if self.events.is_empty() { String::new() } else { table(&rows, width) + "\n\n" };
+        let lines = if self.events.is_empty() {
+            String::new()
+        } else {
+            table(&rows, width) + "\n\n"
+        };
         let mut text = match self.counts.matched {
             0 => format!("No events of slot {} are parked.\n", self.counts.slot),
             _ => format!("{lines}{}\n", self.counts.text()),
@@ -397,10 +504,15 @@ impl Found {
         let listed = self.events.len() as u64;
         text += &match (listed < self.counts.matched, self.is_full, !self.is_all) {
             (true, true, true) => {
-                format!("The oldest {listed} are listed; --limit lists more, and --all those behind others, too.\n")
+                format!(
+                    "The oldest {listed} are listed; --limit lists more, and --all those behind \
+                     others, too.\n"
+                )
             }
             (true, true, false) => format!("The oldest {listed} are listed; --limit lists more.\n"),
-            (true, false, true) => format!("{listed} listed; --all lists those behind others, too.\n"),
+            (true, false, true) => {
+                format!("{listed} listed; --all lists those behind others, too.\n")
+            }
             (true, false, false) | (false, ..) => String::new(),
         };
         text
@@ -476,22 +588,43 @@ mod tests {
 
     fn span(since: &str, until: &str, older_than: &str) -> Result<Span> {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        let filters =
-            Filters { since: some(since), until: some(until), older_than: some(older_than), ..Filters::default() };
-        assert_eq!(filters.is_empty(), since.is_empty() && until.is_empty() && older_than.is_empty());
+        let filters = Filters {
+            since: some(since),
+            until: some(until),
+            older_than: some(older_than),
+            ..Filters::default()
+        };
+        assert_eq!(
+            filters.is_empty(),
+            since.is_empty() && until.is_empty() && older_than.is_empty()
+        );
         filters.span(NOON_MS)
     }
 
     #[test]
     fn times_are_read_in_utc_or_as_ages() {
         let since = |text: &str| span(text, "", "").unwrap().since_ms;
-        for noon in ["2026-03-01 12:00", "2026-03-01T12:00:00Z", "2026-03-01T13:00:00+01:00", "0s"] {
+        for noon in [
+            "2026-03-01 12:00",
+            "2026-03-01T12:00:00Z",
+            "2026-03-01T13:00:00+01:00",
+            "0s",
+        ] {
             assert_eq!(since(noon), Some(NOON_MS), "{noon}");
         }
         assert_eq!(since("2026-03-01"), Some(NOON_MS - 12 * 3_600_000));
         assert_eq!(since("2h"), Some(NOON_MS - 7_200_000));
-        assert_eq!(span("", "", "1d").unwrap(), Span { since_ms: None, until_ms: Some(NOON_MS - 86_400_000) });
-        assert_eq!(span("2h", "1h", "").unwrap().until_ms, Some(NOON_MS - 3_600_000));
+        assert_eq!(
+            span("", "", "1d").unwrap(),
+            Span {
+                since_ms: None,
+                until_ms: Some(NOON_MS - 86_400_000)
+            }
+        );
+        assert_eq!(
+            span("2h", "1h", "").unwrap().until_ms,
+            Some(NOON_MS - 3_600_000)
+        );
     }
 
     #[test]
@@ -506,16 +639,25 @@ mod tests {
             ("1h", "", "1h"),
         ] {
             let error = span(since, until, older_than).unwrap_err();
-            assert!(error.kind() == Kind::Config && error.what_to_do().is_some(), "{since} {until} {older_than}");
+            assert!(
+                error.kind() == Kind::Config && error.what_to_do().is_some(),
+                "{since} {until} {older_than}"
+            );
         }
     }
 
     #[test]
     fn an_unknown_class_is_refused_with_a_list_of_the_known_ones() {
-        let of = |class: &str| Filters { class: vec!["refused".to_owned(), class.to_owned()], ..Filters::default() };
+        let of = |class: &str| Filters {
+            class: vec!["refused".to_owned(), class.to_owned()],
+            ..Filters::default()
+        };
         assert!(Filters::default().has_classes().is_ok() && of("too-large").has_classes().is_ok());
         let error = of("toolarge").has_classes().unwrap_err();
-        assert_eq!((error.kind(), error.cause()), (Kind::Config, "--class: there is no class toolarge"));
+        assert_eq!(
+            (error.kind(), error.cause()),
+            (Kind::Config, "--class: there is no class toolarge")
+        );
         assert_eq!(
             error.what_to_do().as_deref(),
             Some("the classes are unroutable, too-large, rejected, refused, behind")
@@ -543,11 +685,24 @@ mod tests {
             attempts: 1,
             ..parked("7", "too-large", 1_203, "on request")
         };
-        let refused =
-            Event { error: error("topic a\u{1b} refuses"), attempts: 3, ..parked("8", "refused", 0, "in 4s") };
-        let classes = [("behind".to_owned(), 1_203), ("refused".to_owned(), 1), ("too-large".to_owned(), 1)].into();
+        let refused = Event {
+            error: error("topic a\u{1b} refuses"),
+            attempts: 3,
+            ..parked("8", "refused", 0, "in 4s")
+        };
+        let classes = [
+            ("behind".to_owned(), 1_203),
+            ("refused".to_owned(), 1),
+            ("too-large".to_owned(), 1),
+        ]
+        .into();
         Found {
-            counts: Counts { matched: 1_205, classes, slot: "orders".to_owned(), aggregates: 2 },
+            counts: Counts {
+                matched: 1_205,
+                classes,
+                slot: "orders".to_owned(),
+                aggregates: 2,
+            },
             events: vec![large, refused],
             is_all: false,
             is_full: false,
@@ -569,11 +724,33 @@ mod tests {
         let refused = json!({"row_id": "8", "outbox": "public.outbox", "stored_at": "2026-03-01T11:59:55.000Z",
             "class": "refused", "behind": 0, "key": null, "error": "topic a\u{1b} refuses", "attempts": 3, "topic": null,
             "next_try_at": null, "asked": null});
-        assert_eq!((&json["events"][1], &json["matched"]), (&refused, &json!(1_205)));
-        assert!(found().text(Some(60)).lines().take(3).all(|line| line.chars().count() <= 60));
-        let full = Found { is_full: true, ..found() };
-        assert!(full.text(None).ends_with("--limit lists more, and --all those behind others, too.\n"));
-        let all = Found { is_all: true, is_full: true, ..found() };
-        assert!(all.text(None).ends_with("The oldest 2 are listed; --limit lists more.\n"));
+        assert_eq!(
+            (&json["events"][1], &json["matched"]),
+            (&refused, &json!(1_205))
+        );
+        assert!(
+            found()
+                .text(Some(60))
+                .lines()
+                .take(3)
+                .all(|line| line.chars().count() <= 60)
+        );
+        let full = Found {
+            is_full: true,
+            ..found()
+        };
+        assert!(
+            full.text(None)
+                .ends_with("--limit lists more, and --all those behind others, too.\n")
+        );
+        let all = Found {
+            is_all: true,
+            is_full: true,
+            ..found()
+        };
+        assert!(
+            all.text(None)
+                .ends_with("The oldest 2 are listed; --limit lists more.\n")
+        );
     }
 }

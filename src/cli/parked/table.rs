@@ -1,4 +1,5 @@
-//! The table `walrelay.parked`. `retry` and `drop` write a request into the table, and the relay carries it out.
+//! The table `walrelay.parked`. `retry` and `drop` write a request into the table, and the relay
+//! carries it out.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +8,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{
-    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, ListArgs, SHOWN_MAX, ShowArgs,
-    Span, UNCHANGED,
+    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, ListArgs,
+    SHOWN_MAX, ShowArgs, Span, UNCHANGED,
 };
 use crate::cli::config;
 use crate::cli::output::{Outcome, age, counted, cut, note, print_report, time};
@@ -24,14 +25,22 @@ use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::parked::BEHIND;
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");
-const LIST: &str =
-    concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/list.sql"));
-const SHOW: &str =
-    concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/show.sql"));
-const COUNTS: &str =
-    concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/counts.sql"));
-const PLAN: &str =
-    concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/plan.sql"));
+const LIST: &str = concat!(
+    include_str!("../../../sql/parked/chosen.sql"),
+    include_str!("../../../sql/parked/list.sql")
+);
+const SHOW: &str = concat!(
+    include_str!("../../../sql/parked/chosen.sql"),
+    include_str!("../../../sql/parked/show.sql")
+);
+const COUNTS: &str = concat!(
+    include_str!("../../../sql/parked/chosen.sql"),
+    include_str!("../../../sql/parked/counts.sql")
+);
+const PLAN: &str = concat!(
+    include_str!("../../../sql/parked/chosen.sql"),
+    include_str!("../../../sql/parked/plan.sql")
+);
 const READABLE: &str = include_str!("../../../sql/parked/readable.sql");
 const HOW_MANY: &str = include_str!("../../../sql/parked/how_many.sql");
 const ASK: &str = include_str!("../../../sql/parked/ask.sql");
@@ -39,34 +48,58 @@ const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 const ASKED_AT_ONCE: usize = 1_000;
 const NAME_CHARS_MAX: usize = 200;
 
-/// Reads events, the oldest first, and counts all that match. That there are none is no error without conditions.
+/// Reads events, the oldest first, and counts all that match. That there are none is no error
+/// without conditions.
 pub(super) async fn list(args: &ListArgs) -> Result<Found> {
     let table = Table::open(&args.chosen).await?;
     // An event that is named is listed, also behind another one.
     let is_named = !args.chosen.named.is_empty() || !args.chosen.filters.id.is_empty();
-    let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
-    let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
+    let is_all = args.all
+        || is_named
+        || args
+            .chosen
+            .filters
+            .class
+            .iter()
+            .any(|class| class == BEHIND);
+    let rows = table
+        .rows(
+            "listing parked events",
+            LIST,
+            &[&is_all, &i64::from(args.limit)],
+        )
+        .await?;
     let is_full = rows.len() as u64 >= u64::from(args.limit);
     let found = table.found(&rows, event).await?;
     let why_none = found.why_none.filter(|_| args.chosen.is_filtered());
     if !table.is_there && why_none.is_none() {
-        note("note: this database has no table walrelay.parked: a relay with delivery.on_error = \"park\" creates it");
+        note(
+            "note: this database has no table walrelay.parked: a relay with delivery.on_error = \
+             \"park\" creates it",
+        );
     }
-    Ok(Found { is_all, is_full, why_none, ..found })
+    Ok(Found {
+        is_all,
+        is_full,
+        why_none,
+        ..found
+    })
 }
 
 /// Reads up to [`SHOWN_MAX`] events with all known fields.
 pub(super) async fn show(args: &ShowArgs) -> Result<Found> {
     let table = Table::open(&args.chosen).await?;
     let limit = i64::try_from(SHOWN_MAX).unwrap_or(i64::MAX);
-    let rows = table.rows("reading parked events", SHOW, &[&args.payload, &limit]).await?;
+    let rows = table
+        .rows("reading parked events", SHOW, &[&args.payload, &limit])
+        .await?;
     table.found(&rows, detailed).await
 }
 
 /// Shows the plan of `change`, asks, and carries the plan out.
 ///
-/// A retry goes to the first event of each aggregate, a drop to exactly the events that match. Memory holds a
-/// number for each parked event, of which there are at most 100 000.
+/// A retry goes to the first event of each aggregate, a drop to exactly the events that match.
+/// Memory holds a number for each parked event, of which there are at most 100 000.
 pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     let table = Table::open(&args.chosen).await?;
     let counts = table.counts().await?;
@@ -75,31 +108,61 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     }
     let relay = holder(table.session.client(), &table.slot).await?;
     let rows = table.rows("looking at parked events", PLAN, &[]).await?;
-    let row = rows.first().ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
     let ids = match change {
         Change::Retry => column(row, "heads")?,
         Change::Drop => column(row, "events")?,
     };
-    let (dry_run, waiting, relay_runs) = (args.consent.dry_run, count(row, "waiting")?, relay.is_some());
+    let dry_run = args.consent.dry_run;
+    let waiting = count(row, "waiting")?;
+    let relay_runs = relay.is_some();
     let slot = table.slot.to_string();
-    let mut plan = Request { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
-    if !args.consent.given(&plan, &plan.text(), plan.question(), UNCHANGED).await? {
+    let mut plan = Request {
+        change,
+        dry_run,
+        counts,
+        slot,
+        waiting,
+        ids,
+        asked: 0,
+        relay_runs,
+    };
+    if !args
+        .consent
+        .given(&plan, &plan.text(), plan.question(), UNCHANGED)
+        .await?
+    {
         return Ok(());
     }
     let word = match change {
         Change::Retry => "retry",
         Change::Drop => "drop",
     };
-    let (mut bar, of) = (Bar::new(args.consent.output), plan.ids.len() as u64);
-    // The newest first: as long as the head of an aggregate waits, the relay delivers none behind it.
+    let mut bar = Bar::new(args.consent.output);
+    let of = plan.ids.len() as u64;
+    // The newest first: as long as the head of an aggregate waits, the relay delivers none behind
+    // it.
     for ids in plan.ids.rchunks(ASKED_AT_ONCE) {
-        let asked = table.session.client().execute(ASK, &[&plan.slot, &ids, &word]).await;
-        let doing = format!("requesting {word} of {of} parked events, {} of which are requested", plan.asked);
+        let asked = table
+            .session
+            .client()
+            .execute(ASK, &[&plan.slot, &ids, &word])
+            .await;
+        let doing = format!(
+            "requesting {word} of {of} parked events, {} of which are requested",
+            plan.asked
+        );
         plan.asked += asked.map_err(|error| fault::sql(While::Querying(&doing), &error))?;
         bar.at(plan.asked, Some(of), || "events requested".to_owned());
     }
     drop(bar);
-    print_report(args.consent.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
+    print_report(
+        args.consent.output,
+        &plan,
+        &format!("{}\n", plan.result(relay.as_ref())),
+    )
 }
 
 #[derive(Debug)]
@@ -120,9 +183,17 @@ impl Table<'_> {
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay parked").await?;
         session.allow_long_statements().await?;
-        let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;
+        let row = session
+            .row("looking for table walrelay.parked", THERE, &[])
+            .await?;
         let is_there = row.is_some_and(|row| row.try_get(0).unwrap_or(false));
-        Ok(Table { session, is_there, slot, chosen, span })
+        Ok(Table {
+            session,
+            is_there,
+            slot,
+            chosen,
+            span,
+        })
     }
 
     /// The rows of a query that begins with `sql/parked/chosen.sql`; none if there is no table.
@@ -132,8 +203,14 @@ impl Table<'_> {
         }
         let Chosen { named, filters, .. } = self.chosen;
         let any = |texts: &[String]| (!texts.is_empty()).then(|| texts.to_vec());
-        let any_bytes =
-            |texts: &[String]| any(texts).map(|texts| texts.into_iter().map(String::into_bytes).collect::<Vec<_>>());
+        let any_bytes = |texts: &[String]| {
+            any(texts).map(|texts| {
+                texts
+                    .into_iter()
+                    .map(String::into_bytes)
+                    .collect::<Vec<_>>()
+            })
+        };
         let chosen: [&(dyn ToSql + Sync); 8] = [
             &self.slot.as_str(),
             &any_bytes(&[&named[..], &filters.id[..]].concat()),
@@ -144,11 +221,15 @@ impl Table<'_> {
             &self.span.since_ms,
             &self.span.until_ms,
         ];
-        self.session.rows(what, sql, &[&chosen[..], more].concat()).await
+        self.session
+            .rows(what, sql, &[&chosen[..], more].concat())
+            .await
     }
 
     async fn counts(&self) -> Result<Counts> {
-        let (mut matched, mut aggregates, mut classes) = (0, 0, BTreeMap::new());
+        let mut matched = 0;
+        let mut aggregates = 0;
+        let mut classes = BTreeMap::new();
         for row in self.rows("counting parked events", COUNTS, &[]).await? {
             let events = count(&row, "events")?;
             match column::<Option<String>>(&row, "class")? {
@@ -156,7 +237,12 @@ impl Table<'_> {
                 None => (matched, aggregates) = (events, count(&row, "aggregates")?),
             }
         }
-        Ok(Counts { matched, classes, slot: self.slot.to_string(), aggregates })
+        Ok(Counts {
+            matched,
+            classes,
+            slot: self.slot.to_string(),
+            aggregates,
+        })
     }
 
     async fn found(&self, rows: &[Row], read: fn(&Row) -> Result<Event>) -> Result<Found> {
@@ -181,11 +267,13 @@ impl Table<'_> {
                 "nothing is parked for slot {slot}: this database has no table walrelay.parked"
             ))
             .remedy(
-                "a relay with delivery.on_error = \"park\" creates the table; check that this is the database of the relay",
+                "a relay with delivery.on_error = \"park\" creates the table; check that this is \
+                 the database of the relay",
             ),
             (true, false) => nothing(format!("nothing is parked for slot {slot}")),
             (true, true) => nothing(format!("no parked event of slot {slot} matches")).remedy(
-                "an event has to match all conditions; a delivered or dropped event is no longer parked",
+                "an event has to match all conditions; a delivered or dropped event is no longer \
+                 parked",
             ),
         })
     }
@@ -201,10 +289,12 @@ fn event(row: &Row) -> Result<Event> {
         row_id: head(column(row, "row_id")?, NAME_CHARS_MAX),
         outbox: head(column::<&str>(row, "outbox")?.as_bytes(), NAME_CHARS_MAX),
         key: column::<Option<&[u8]>>(row, "key")?.map(|key| head(key, NAME_CHARS_MAX)),
-        topic: column::<Option<&str>>(row, "topic")?.map(|topic| head(topic.as_bytes(), NAME_CHARS_MAX)),
+        topic: column::<Option<&str>>(row, "topic")?
+            .map(|topic| head(topic.as_bytes(), NAME_CHARS_MAX)),
         stored_at: time(parked_ms),
         age: age(parked_ms, now_ms),
-        error: column::<Option<&str>>(row, "error")?.map(|error| head(error.as_bytes(), ERROR_CHARS_MAX)),
+        error: column::<Option<&str>>(row, "error")?
+            .map(|error| head(error.as_bytes(), ERROR_CHARS_MAX)),
         attempts: column(row, "attempts")?,
         next_try_at: next_ms.and_then(time),
         state: state(&class, asked.as_deref(), next_ms, now_ms),
@@ -216,7 +306,9 @@ fn event(row: &Row) -> Result<Event> {
 }
 
 fn head(bytes: &[u8], chars: usize) -> String {
-    let head = bytes.get(..chars.saturating_add(1).saturating_mul(4)).unwrap_or(bytes);
+    let head = bytes
+        .get(..chars.saturating_add(1).saturating_mul(4))
+        .unwrap_or(bytes);
     cut(&String::from_utf8_lossy(head), chars)
 }
 
@@ -237,13 +329,22 @@ fn detailed(row: &Row) -> Result<Event> {
     let types: Vec<Option<String>> = column(row, "types")?;
     let sizes: Vec<Option<i32>> = column(row, "sizes")?;
     let texts: Option<Vec<Option<Vec<u8>>>> = column(row, "texts")?;
-    let texts = texts.unwrap_or_default().into_iter().chain(std::iter::repeat(None));
-    let columns = names.iter().zip(types).zip(sizes).zip(texts).map(|(((name, type_name), bytes), text)| Column {
-        name: head(name.as_bytes(), NAME_CHARS_MAX),
-        type_name,
-        bytes,
-        value: text.map(|text| String::from_utf8_lossy(&text).into_owned()),
-    });
+    let texts = texts
+        .unwrap_or_default()
+        .into_iter()
+        .chain(std::iter::repeat(None));
+    let columns =
+        names
+            .iter()
+            .zip(types)
+            .zip(sizes)
+            .zip(texts)
+            .map(|(((name, type_name), bytes), text)| Column {
+                name: head(name.as_bytes(), NAME_CHARS_MAX),
+                type_name,
+                bytes,
+                value: text.map(|text| String::from_utf8_lossy(&text).into_owned()),
+            });
     let details = Details {
         committed_at: time(column(row, "committed_ms")?),
         before: count(row, "before")?,
@@ -252,7 +353,10 @@ fn detailed(row: &Row) -> Result<Event> {
         via: column(row, "via")?,
         columns: columns.collect(),
     };
-    Ok(Event { details: Some(details), ..event(row)? })
+    Ok(Event {
+        details: Some(details),
+        ..event(row)?
+    })
 }
 
 fn count(row: &Row, name: &str) -> Result<u64> {
@@ -284,9 +388,11 @@ impl Request {
         let counts = self.counts.text();
         match self.change {
             Change::Retry => {
-                let (tried, behind) = (self.ids.len() as u64, self.waiting.saturating_sub(self.ids.len() as u64));
+                let tried = self.ids.len() as u64;
+                let behind = self.waiting.saturating_sub(self.ids.len() as u64);
                 format!(
-                    "{counts}\nTo be tried: the first event of {}; {} behind them follow after delivery\n",
+                    "{counts}\nTo be tried: the first event of {}; {} behind them follow after \
+                     delivery\n",
                     counted(tried, "aggregate"),
                     counted(behind, "event")
                 )
@@ -294,7 +400,8 @@ impl Request {
             Change::Drop => {
                 let stay = self.waiting.saturating_sub(self.counts.matched);
                 format!(
-                    "{counts}\nTo be dropped: {}; the relay never delivers these events. {} of the same aggregates {}\n",
+                    "{counts}\nTo be dropped: {}; the relay never delivers these events. {} of the \
+                     same aggregates {}\n",
                     counted(self.ids.len() as u64, "event"),
                     counted(stay, "other event"),
                     if stay == 1 { "stays" } else { "stay" }
@@ -306,7 +413,11 @@ impl Request {
     fn question(&self) -> String {
         let count = self.ids.len() as u64;
         match self.change {
-            Change::Retry => format!("Have the relay of slot {} try {} again?", self.slot, counted(count, "aggregate")),
+            Change::Retry => format!(
+                "Have the relay of slot {} try {} again?",
+                self.slot,
+                counted(count, "aggregate")
+            ),
             Change::Drop => format!(
                 "Drop {}? The relay of slot {} never delivers these events.",
                 counted(count, "event"),
@@ -319,7 +430,10 @@ impl Request {
     fn result(&self, relay: Option<&Holder>) -> String {
         let who = match relay {
             Some(relay) => format!("the relay ({relay}) carries this out within a second or so"),
-            None => format!("no relay has slot {} now: the next one carries this out", self.slot),
+            None => format!(
+                "no relay has slot {} now: the next one carries this out",
+                self.slot
+            ),
         };
         let what = match self.change {
             Change::Retry => format!("retry requested for {}", counted(self.asked, "aggregate")),
@@ -328,7 +442,10 @@ impl Request {
         let gone = (self.ids.len() as u64).saturating_sub(self.asked);
         let gone = if gone > 0 {
             let were = if gone == 1 { "was" } else { "were" };
-            format!("; {} {were} delivered or dropped meanwhile", counted(gone, "event"))
+            format!(
+                "; {} {were} delivered or dropped meanwhile",
+                counted(gone, "event")
+            )
         } else {
             String::new()
         };
@@ -353,12 +470,18 @@ impl ParkedCount {
         slot: &SlotName,
         max: Option<i64>,
     ) -> Result<ParkedCount, QueryError> {
-        let row = session.row("looking for table walrelay.parked", READABLE, &[]).await?;
+        let row = session
+            .row("looking for table walrelay.parked", READABLE, &[])
+            .await?;
         if !row.is_some_and(|row| row.try_get(0).unwrap_or(false)) {
             return Ok(ParkedCount::default());
         }
-        let row = session.row("counting parked events", HOW_MANY, &[&slot.as_str(), &max]).await?;
-        let Some(row) = row else { return Ok(ParkedCount::default()) };
+        let row = session
+            .row("counting parked events", HOW_MANY, &[&slot.as_str(), &max])
+            .await?;
+        let Some(row) = row else {
+            return Ok(ParkedCount::default());
+        };
         Ok(ParkedCount {
             events: column(&row, "events").map_err(QueryError::refused)?,
             oldest_seconds: column(&row, "oldest_seconds").map_err(QueryError::refused)?,
@@ -367,10 +490,17 @@ impl ParkedCount {
 
     /// The fate of the events after the slot is dropped; none if there are no events.
     pub(crate) fn stay_behind(&self, slot: &SlotName) -> Option<String> {
-        let events = counted(u64::try_from(self.events?).ok().filter(|events| *events > 0)?, "event");
+        let events = counted(
+            u64::try_from(self.events?)
+                .ok()
+                .filter(|events| *events > 0)?,
+            "event",
+        );
         Some(format!(
-            "{events} of slot {slot} wait in table walrelay.parked and stay there; list them with walrelay parked list --slot \
-             {slot}. A relay of a later slot {slot} delivers them, and does not start without delivery.on_error = \"park\". If \
+            "{events} of slot {slot} wait in table walrelay.parked and stay there; list them with \
+             walrelay parked list --slot \
+             {slot}. A relay of a later slot {slot} delivers them, and does not start without \
+             delivery.on_error = \"park\". If \
              nobody needs them: delete from walrelay.parked where slot = '{slot}'"
         ))
     }
@@ -382,7 +512,12 @@ mod tests {
 
     fn plan(change: Change, ids: usize) -> Request {
         let classes = [("behind".to_owned(), 3), ("too-large".to_owned(), 2)].into();
-        let counts = Counts { matched: 5, classes, slot: "s".to_owned(), aggregates: 2 };
+        let counts = Counts {
+            matched: 5,
+            classes,
+            slot: "s".to_owned(),
+            aggregates: 2,
+        };
         let ids = (0..).take(ids).collect();
         Request {
             slot: "s".to_owned(),
@@ -407,20 +542,34 @@ mod tests {
         To be dropped: 5 events; the relay never delivers these events. 1200 other events of the same aggregates stay
         ");
         let question = plan(Change::Drop, 5).question();
-        assert_eq!(question, "Drop 5 events? The relay of slot s never delivers these events.");
-        assert_eq!(plan(Change::Retry, 2).question(), "Have the relay of slot s try 2 aggregates again?");
+        assert_eq!(
+            question,
+            "Drop 5 events? The relay of slot s never delivers these events."
+        );
+        assert_eq!(
+            plan(Change::Retry, 2).question(),
+            "Have the relay of slot s try 2 aggregates again?"
+        );
     }
 
     #[test]
     fn the_result_names_the_relay_that_carries_out_the_request_and_when() {
-        let relay = Holder { pid: 7, streams: true, application: None, client: None, stranger: None };
+        let relay = Holder {
+            pid: 7,
+            streams: true,
+            application: None,
+            client: None,
+            stranger: None,
+        };
         assert_eq!(
             plan(Change::Retry, 2).result(Some(&relay)),
-            "retry requested for 2 aggregates; the relay (backend pid 7, streams) carries this out within a second or so"
+            "retry requested for 2 aggregates; the relay (backend pid 7, streams) carries this out \
+             within a second or so"
         );
         assert_eq!(
             plan(Change::Drop, 3).result(None),
-            "drop requested for 2 events; 1 event was delivered or dropped meanwhile; no relay has slot s now: the next one carries this out"
+            "drop requested for 2 events; 1 event was delivered or dropped meanwhile; no relay has \
+             slot s now: the next one carries this out"
         );
     }
 
@@ -433,15 +582,27 @@ mod tests {
         assert_eq!(next("too-large", None, None), "on request");
         assert_eq!(next("behind", None, None), "behind");
         assert_eq!(next("behind", Some("drop"), None), "drop requested");
-        assert_eq!(next("refused", Some("retry"), Some(104_000)), "retry requested");
+        assert_eq!(
+            next("refused", Some("retry"), Some(104_000)),
+            "retry requested"
+        );
     }
 
     #[test]
     fn parked_events_that_remain_after_teardown_are_counted() {
         let slot: SlotName = "shop".parse().unwrap();
-        let text = |events| ParkedCount { events, oldest_seconds: None }.stay_behind(&slot);
+        let text = |events| {
+            ParkedCount {
+                events,
+                oldest_seconds: None,
+            }
+            .stay_behind(&slot)
+        };
         assert_eq!((text(None), text(Some(0))), (None, None));
         let text = text(Some(5)).unwrap();
-        assert!(text.starts_with("5 events of slot shop wait") && text.ends_with("where slot = 'shop'"), "{text}");
+        assert!(
+            text.starts_with("5 events of slot shop wait") && text.ends_with("where slot = 'shop'"),
+            "{text}"
+        );
     }
 }

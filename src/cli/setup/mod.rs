@@ -34,14 +34,15 @@ pub(crate) struct SetupArgs {
     /// The outbox table
     #[arg(long, value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
-    /// The source of the relay's rows. With poll, setup creates and checks only table and column: it needs neither the
-    /// right to replicate nor a logical wal_level. auto is as slot
+    /// The source of the relay's rows. With poll, setup creates and checks only table and column:
+    /// it needs neither the right to replicate nor a logical wal_level. auto is as slot
     #[arg(long, value_name = "MODE", value_parser = one_of::<Mode>())]
     pub mode: Option<Mode>,
     /// Create the table, too, if it does not exist
     #[arg(long)]
     pub create_table: bool,
-    /// Add a column for the inserting transaction, if the table has none: walrelay then knows exactly which rows are published
+    /// Add a column for the inserting transaction, if the table has none: walrelay then knows
+    /// exactly which rows are published
     #[arg(long)]
     pub add_xid_column: bool,
     /// Change nothing; print the SQL for psql
@@ -73,17 +74,33 @@ Exit codes:
   14  a slot of this name does not fit
   15  publication or table do not fit";
 
-/// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL that mends them.
-/// `complete` adds the typed flags to a suggested command.
-pub(crate) async fn setup(args: &SetupArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
+/// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL
+/// that mends them. `complete` adds the typed flags to a suggested command.
+pub(crate) async fn setup(
+    args: &SetupArgs,
+    complete: &dyn Fn(NextCommand) -> NextCommand,
+) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = SqlSession::connect(&source.database, "walrelay setup").await?;
-    row_key::find(session.client(), &source, &settings.model().delivery, &mut outboxes).await?;
+    row_key::find(
+        session.client(),
+        &source,
+        &settings.model().delivery,
+        &mut outboxes,
+    )
+    .await?;
     let client = session.client();
     let found = Found::read(client, &source, &outboxes).await?;
-    let wanted = Wanted { source: &source, outboxes: &outboxes, create_table: args.create_table };
-    let mut plan = Plan { dry_run: args.dry_run, ..Plan::default() };
+    let wanted = Wanted {
+        source: &source,
+        outboxes: &outboxes,
+        create_table: args.create_table,
+    };
+    let mut plan = Plan {
+        dry_run: args.dry_run,
+        ..Plan::default()
+    };
     plan::tables(&mut plan, &wanted, &found)?;
     if args.add_xid_column {
         xid_column::extend(&mut plan, &session, &outboxes, &found).await?;
@@ -93,7 +110,11 @@ pub(crate) async fn setup(args: &SetupArgs, complete: &dyn Fn(NextCommand) -> Ne
     }
     plan::look_at_rows(&mut plan, client, &wanted, &found, args.add_xid_column).await?;
     if args.dry_run {
-        let printed = print_report(args.output, &plan, &plan.script("setup", Some(args.timeout)));
+        let printed = print_report(
+            args.output,
+            &plan,
+            &plan.script("setup", Some(args.timeout)),
+        );
         plan.refusal()?;
         return printed;
     }
@@ -102,33 +123,51 @@ pub(crate) async fn setup(args: &SetupArgs, complete: &dyn Fn(NextCommand) -> Ne
     print_report(args.output, &plan, "")?;
     ended?;
     let run = NextCommand::new("run").option("slot", &source.slot);
-    let run = if settings.get("kafka.brokers").is_some() { run } else { run.option("brokers", "HOST:PORT") };
+    let run = if settings.get("kafka.brokers").is_some() {
+        run
+    } else {
+        run.option("brokers", "HOST:PORT")
+    };
     // A table that this command created is empty.
     let has_rows = found.outboxes.iter().any(|outbox| outbox.table.is_some());
     let again = if has_rows && plan.steps.iter().any(|step| step.how == How::Watched) {
         format!(
-            "\n(rows that are already in the table: if a relay stored a position for this slot, the next one first publishes \
+            "\n(rows that are already in the table: if a relay stored a position for this slot, \
+             the next one first publishes \
              those that are unpublished; otherwise {})",
             backlog_advice(&outboxes)
         )
     } else {
         String::new()
     };
-    args.output.say(format_args!("Ready. Next: {}{again}", complete(run)))
+    args.output
+        .say(format_args!("Ready. Next: {}{again}", complete(run)))
 }
 
-/// What has the rows published that are in the table before the first start, in words that `run` takes.
+/// What has the rows published that are in the table before the first start, in words that `run`
+/// takes.
 fn backlog_advice(outboxes: &[OutboxConfig]) -> &'static str {
-    if outboxes.iter().all(|outbox| outbox.upkeep.pending.is_some()) {
+    if outboxes
+        .iter()
+        .all(|outbox| outbox.upkeep.pending.is_some())
+    {
         "its first run publishes those that are pending, or all with --backlog all"
-    } else if outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself()) {
+    } else if outboxes
+        .iter()
+        .any(|outbox| outbox.upkeep.says_for_itself())
+    {
         "add --backlog all to its first run"
     } else {
         "add --backlog all, or since=TIME, to its first run"
     }
 }
 
-async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, plan: &mut Plan) -> Outcome {
+async fn carry_out(
+    args: &SetupArgs,
+    session: &SqlSession,
+    database: &ConnInfo,
+    plan: &mut Plan,
+) -> Outcome {
     let output = args.output;
     for present in &plan.present {
         output.say(present)?;
@@ -136,7 +175,11 @@ async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, 
     for step in &mut plan.steps {
         output.say(&step.sql)?;
         // A concurrent build of an index blocks no other session, and takes long on a large table.
-        let limit_ms = if step.how == How::Unbounded { 0 } else { args.timeout.as_millis() };
+        let limit_ms = if step.how == How::Unbounded {
+            0
+        } else {
+            args.timeout.as_millis()
+        };
         let limit = format!("set lock_timeout = 0; set statement_timeout = {limit_ms}");
         session.run("setting time limits", &limit).await?;
         match step.how {
@@ -163,12 +206,14 @@ const LOCK_PAUSE: Duration = Duration::from_millis(500);
 /// The time that the server has to end a statement after its time limit.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Changes a table that is in use. The statement waits for its lock for a short time only, because other sessions queue
-/// behind it.
+/// Changes a table that is in use. The statement waits for its lock for a short time only, because
+/// other sessions queue behind it.
 async fn patiently(session: &SqlSession, step: &Step, timeout: Duration) -> Result<()> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
-        let Err(error) = session.client().batch_execute(&step.sql).await else { return Ok(()) };
+        let Err(error) = session.client().batch_execute(&step.sql).await else {
+            return Ok(());
+        };
         if !error.is_closed() {
             session.run(&step.doing, "rollback").await?;
         }
@@ -176,30 +221,49 @@ async fn patiently(session: &SqlSession, step: &Step, timeout: Duration) -> Resu
             return Err(fault::sql(While::Querying(&step.doing), &error));
         }
         if tokio::time::Instant::now() >= deadline {
-            let cause =
-                format!("gave up {} after {}: other transactions use the table", step.doing, exact_duration(timeout));
+            let cause = format!(
+                "gave up {} after {}: other transactions use the table",
+                step.doing,
+                exact_duration(timeout)
+            );
             return Err(Error::new(Kind::PostgresUnfit, cause).remedy(
-                "wait for long transactions, or end them (pg_stat_activity has their age), or wait longer with --timeout",
+                "wait for long transactions, or end them (pg_stat_activity has their age), or wait \
+                 longer with --timeout",
             ));
         }
-        note(format_args!("waiting for transactions that use the table ({})", step.doing));
+        note(format_args!(
+            "waiting for transactions that use the table ({})",
+            step.doing
+        ));
         tokio::time::sleep(LOCK_PAUSE).await;
     }
 }
 
 /// Creates the slot, and prints every two seconds the transactions that it waits for.
-async fn create_slot(session: &SqlSession, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
-    let pid: i32 =
-        match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await {
-            Ok(Some(row)) => column(&row, "pid")?,
-            Ok(None) => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
-            Err(failed) => return Err(Error::from(failed).into()),
-        };
+async fn create_slot(
+    session: &SqlSession,
+    database: &ConnInfo,
+    step: &Step,
+    timeout: Duration,
+) -> Outcome {
+    let pid: i32 = match session
+        .row(
+            "asking for the session's pid",
+            "select pg_catalog.pg_backend_pid() as pid",
+            &[],
+        )
+        .await
+    {
+        Ok(Some(row)) => column(&row, "pid")?,
+        Ok(None) => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
+        Err(failed) => return Err(Error::from(failed).into()),
+    };
     // Opened first: a server without a free connection then fails before the slot is created.
     let observer = SqlSession::connect(database, "walrelay setup").await?;
     let deadline = tokio::time::sleep(timeout + GRACE);
     tokio::pin!(deadline);
-    let mut report = tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
+    let mut report =
+        tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
     let creating = session.client().batch_execute(&step.sql);
     tokio::pin!(creating);
     let mut waits = String::new();
@@ -214,34 +278,55 @@ async fn create_slot(session: &SqlSession, database: &ConnInfo, step: &Step, tim
             () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
             _ = report.tick() => {
                 waits = blockers(&observer, pid).await?;
-                note(if waits.is_empty() { "waiting".to_owned() } else { format!("waiting for {waits}") });
+                note(if waits.is_empty() { "waiting".to_owned() } else { format!("waiting for \
+                    {waits}") });
             }
         }
     }
 }
 
 fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
-    let for_whom = if waits.is_empty() { String::new() } else { format!(" for {waits}") };
-    let cause = format!("gave up {} after {}, waiting{for_whom}", step.doing, exact_duration(timeout));
+    let for_whom = if waits.is_empty() {
+        String::new()
+    } else {
+        format!(" for {waits}")
+    };
+    let cause = format!(
+        "gave up {} after {}, waiting{for_whom}",
+        step.doing,
+        exact_duration(timeout)
+    );
     Error::new(Kind::PostgresUnfit, cause).remedy(
-        "wait for these transactions, or end them (select pg_terminate_backend(PID); or rollback prepared 'NAME';), \
+        "wait for these transactions, or end them (select pg_terminate_backend(PID); or rollback \
+         prepared 'NAME';), \
          or wait longer with --timeout; then run setup again",
     )
 }
 
-/// The transactions that the backend `pid` waits for, without their queries: a query may contain data.
+/// The transactions that the backend `pid` waits for, without their queries: a query may contain
+/// data.
 async fn blockers(observer: &SqlSession, pid: i32) -> Result<String> {
-    let rows = observer.rows("asking what the slot waits for", WAITS, &[&pid]).await?;
+    let rows = observer
+        .rows("asking what the slot waits for", WAITS, &[&pid])
+        .await?;
     let blockers = rows.iter().map(|row| {
         let blocker: i32 = column(row, "pid")?;
         if blocker == 0 {
             let names: Option<String> = column(row, "prepared")?;
-            return Ok(format!("a prepared transaction ({})", names.as_deref().unwrap_or("of another database")));
+            return Ok(format!(
+                "a prepared transaction ({})",
+                names.as_deref().unwrap_or("of another database")
+            ));
         }
-        let (role, application): (String, String) = (column(row, "role")?, column(row, "application")?);
+        let role: String = column(row, "role")?;
+        let application: String = column(row, "application")?;
         let age: Option<i64> = column(row, "age_seconds")?;
-        let age = age.map(|seconds| format!(", in its transaction for {seconds} s")).unwrap_or_default();
-        Ok(format!("pid {blocker} (role {role:?}, application {application:?}{age})"))
+        let age = age
+            .map(|seconds| format!(", in its transaction for {seconds} s"))
+            .unwrap_or_default();
+        Ok(format!(
+            "pid {blocker} (role {role:?}, application {application:?}{age})"
+        ))
     });
     Ok(blockers.collect::<Result<Vec<_>>>()?.join(", "))
 }
@@ -262,28 +347,53 @@ mod tests {
             outbox.upkeep.delete = delete;
             outbox
         };
-        let [plain, deletes, pending] = [outbox(None, false), outbox(None, true), outbox(Some("x"), false)];
+        let [plain, deletes, pending] = [
+            outbox(None, false),
+            outbox(None, true),
+            outbox(Some("x"), false),
+        ];
         assert!(backlog_advice(std::slice::from_ref(&plain)).contains("since=TIME"));
         for outboxes in [&[deletes][..], &[pending.clone(), plain], &[pending]] {
             let advice = backlog_advice(outboxes);
-            assert!(!advice.contains("since") && advice.contains("--backlog all"), "{advice}");
+            assert!(
+                !advice.contains("since") && advice.contains("--backlog all"),
+                "{advice}"
+            );
         }
     }
 
     #[test]
     fn a_setup_step_that_times_out_names_its_blocker_and_the_timeout_flag() {
-        let error = too_late(&step(How::Watched, "creating slot orders", ""), Duration::from_secs(90), "pid 7");
+        let error = too_late(
+            &step(How::Watched, "creating slot orders", ""),
+            Duration::from_secs(90),
+            "pid 7",
+        );
         assert_eq!(error.kind(), Kind::PostgresUnfit);
-        assert_eq!(error.cause(), "gave up creating slot orders after 1m 30s, waiting for pid 7");
+        assert_eq!(
+            error.cause(),
+            "gave up creating slot orders after 1m 30s, waiting for pid 7"
+        );
         assert!(error.what_to_do().unwrap().contains("--timeout"));
     }
 
     #[test]
     fn a_plan_is_printed_as_data_and_as_a_script() {
-        let steps = vec![step(How::Plainly, "creating table a", "create table a"), step(How::Unbounded, "b", "c")];
+        let steps = vec![
+            step(How::Plainly, "creating table a", "create table a"),
+            step(How::Unbounded, "b", "c"),
+        ];
         let obstacles = vec![Error::new(Kind::PostgresUnfit, "f").remedy("g\nh")];
-        let (present, warnings) = (vec!["d".to_owned()], vec!["e".to_owned()]);
-        let mut plan = Plan { dry_run: true, steps, present, warnings, obstacles, ..Plan::default() };
+        let present = vec!["d".to_owned()];
+        let warnings = vec!["e".to_owned()];
+        let mut plan = Plan {
+            dry_run: true,
+            steps,
+            present,
+            warnings,
+            obstacles,
+            ..Plan::default()
+        };
         insta::assert_snapshot!(plan.script("setup", Some(Duration::from_secs(1))), @r"
         -- walrelay setup: stops at the first error.
         \set ON_ERROR_STOP on

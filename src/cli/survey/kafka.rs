@@ -7,7 +7,9 @@ use super::postgres::{Largest, Seen};
 use crate::cli::output::{counted, tool_placeholders};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::relay::no_dead_letters;
-use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic, takes_no_time};
+use crate::sink::kafka::cluster::{
+    Cluster, Description, Topic, may_not_write, no_topic, takes_no_time,
+};
 use crate::sink::kafka::faults::may_not_read;
 use crate::sink::kafka::fits_client;
 use crate::sink::kafka::options::record_limit_bytes;
@@ -33,12 +35,16 @@ enum Purpose {
 impl Purpose {
     /// `error`, with what the relay needs of a topic for this purpose.
     fn refused(self, error: Error, topic: &str) -> Error {
-        if self == Purpose::Position { refused(error, topic) } else { error }
+        if self == Purpose::Position {
+            refused(error, topic)
+        } else {
+            error
+        }
     }
 }
 
-/// Adds the checks of Kafka to `survey`, for the topics that were seen in Postgres and those of the configuration. Gives the
-/// id of the cluster, if a broker tells.
+/// Adds the checks of Kafka to `survey`, for the topics that were seen in Postgres and those of the
+/// configuration. Gives the id of the cluster, if a broker tells.
 pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<String> {
     if config.sink.kind != SinkKind::Kafka {
         survey.ok("kafka", "", "not asked: sink.kind is not kafka");
@@ -52,8 +58,16 @@ pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) 
         }
     };
     let brokers = counted(answer.brokers.len() as u64, "broker");
-    let of = answer.cluster_id.iter().map(|id| format!(" of cluster {id}")).collect::<String>();
-    survey.ok("kafka", &config.kafka.brokers, format!("answers, with {brokers}{of}"));
+    let of = answer
+        .cluster_id
+        .iter()
+        .map(|id| format!(" of cluster {id}"))
+        .collect::<String>();
+    survey.ok(
+        "kafka",
+        &config.kafka.brokers,
+        format!("answers, with {brokers}{of}"),
+    );
     let broker = answer.brokers.first().copied().unwrap_or_default();
     described(config, seen, broker, survey).await;
     answer.cluster_id
@@ -61,7 +75,11 @@ pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) 
 
 /// Adds the checks of what this broker tells.
 async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Survey<'_>) {
-    let mut topics: Vec<_> = seen.topics.keys().map(|name| (Purpose::Events, name)).collect();
+    let mut topics: Vec<_> = seen
+        .topics
+        .keys()
+        .map(|name| (Purpose::Events, name))
+        .collect();
     if config.delivery.on_error == OnError::DeadLetter {
         topics.push((Purpose::DeadLetters, &config.delivery.dead_letter_topic));
     }
@@ -84,22 +102,42 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
                     record_time(config, found, name, largest, survey);
                 }
             }
-            Topic::Missing(creation) => missing(cluster.creates_topics, creation, purpose, name, survey),
-            Topic::Refused(error) => survey.wrong("topic-rights", name, &purpose.refused(error.clone(), name)),
+            Topic::Missing(creation) => {
+                missing(cluster.creates_topics, creation, purpose, name, survey)
+            }
+            Topic::Refused(error) => {
+                survey.wrong("topic-rights", name, &purpose.refused(error.clone(), name))
+            }
         }
     }
-    if let Some((of, system)) = config.delivery.transactions().zip(seen.system_identifier.as_ref()) {
+    if let Some((of, system)) = config
+        .delivery
+        .transactions()
+        .zip(seen.system_identifier.as_ref())
+    {
         let id = of.transactional_id(system, config.source.slot.as_str());
         // No request asks for the right without fencing the relay that uses the id.
-        let list = addressed(&format!("kafka-acls --bootstrap-server … --list --transactional-id {id}"), &config.kafka);
+        let list = addressed(
+            &format!("kafka-acls --bootstrap-server … --list --transactional-id {id}"),
+            &config.kafka,
+        );
         let found = format!("its ACLs were not asked: {list}");
-        survey.judged("transactional-id", &id, cluster.allows_transaction(of.timeout), &found);
+        survey.judged(
+            "transactional-id",
+            &id,
+            cluster.allows_transaction(of.timeout),
+            &found,
+        );
     }
 }
 
 /// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
 pub(in crate::cli) fn addressed(fix: &str, config: &KafkaConfig) -> String {
-    Given { config: None, placeholders: tool_placeholders(config) }.filled(fix)
+    Given {
+        config: None,
+        placeholders: tool_placeholders(config),
+    }
+    .filled(fix)
 }
 
 /// What the first broker tells that answers.
@@ -112,45 +150,77 @@ async fn answering(config: &KafkaConfig) -> Result<Answer> {
     let sink = KafkaSink::for_asking(config)?;
     let asked = async {
         let brokers = sink.brokers(CHECK_TIMEOUT).await?;
-        Ok(Answer { brokers, cluster_id: sink.producer().cluster_id().await? })
+        Ok(Answer {
+            brokers,
+            cluster_id: sink.producer().cluster_id().await?,
+        })
     };
     let answer = asked.await;
     sink.close().await;
     answer
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::new(Kind::Bug, error))?
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Error::new(Kind::Bug, error))?
 }
 
 /// A topic that does not exist is no fault where somebody creates it.
-fn missing(by_brokers: Option<bool>, creation: &Result<()>, of: Purpose, topic: &str, survey: &mut Survey<'_>) {
+fn missing(
+    by_brokers: Option<bool>,
+    creation: &Result<()>,
+    of: Purpose,
+    topic: &str,
+    survey: &mut Survey<'_>,
+) {
     const CHECK: &str = "topic";
     let error = no_topic(topic);
     match (creation, by_brokers, of) {
-        (Ok(()), _, Purpose::Position) => survey.ok(CHECK, topic, "does not exist; the relay creates it at its start"),
+        (Ok(()), _, Purpose::Position) => survey.ok(
+            CHECK,
+            topic,
+            "does not exist; the relay creates it at its start",
+        ),
         (Err(error), _, Purpose::Position) => survey.wrong(CHECK, topic, error),
-        (Ok(()), Some(true), _) => {
-            survey.ok(CHECK, topic, "does not exist; the brokers create it with the first record")
-        }
+        (Ok(()), Some(true), _) => survey.ok(
+            CHECK,
+            topic,
+            "does not exist; the brokers create it with the first record",
+        ),
         (Ok(()), None, _) => {
-            survey.risk(CHECK, topic, &error.because("this user may not see whether the brokers create topics"));
+            survey.risk(
+                CHECK,
+                topic,
+                &error.because("this user may not see whether the brokers create topics"),
+            );
         }
-        (.., Purpose::DeadLetters) => survey.wrong(CHECK, topic, &error.because(no_dead_letters(topic))),
+        (.., Purpose::DeadLetters) => {
+            survey.wrong(CHECK, topic, &error.because(no_dead_letters(topic)))
+        }
         (.., Purpose::Events) => survey.wrong(CHECK, topic, &error),
     }
 }
 
 fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
     const RIGHTS: &str = "topic-rights";
-    let reads_tails = config.delivery.read_tails == ReadTails::AtStart && config.delivery.transactions().is_none();
-    let [partitions, replicas] =
-        [(found.partitions, "partition"), (found.replicas, "replica")].map(|(count, what)| counted(count as u64, what));
+    let reads_tails = config.delivery.read_tails == ReadTails::AtStart
+        && config.delivery.transactions().is_none();
+    let [partitions, replicas] = [(found.partitions, "partition"), (found.replicas, "replica")]
+        .map(|(count, what)| counted(count as u64, what));
     survey.ok("topic", name, format!("{partitions}, {replicas} each"));
     if found.leaderless > 0 {
-        let text =
-            format!("{} of {partitions} without a leader: a broker is away, or its disk failed", found.leaderless);
-        survey.wrong("topic", name, &Error::new(Kind::BusUnreachable, text).remedy(config.sink.kind.bus().stalled));
+        let text = format!(
+            "{} of {partitions} without a leader: a broker is away, or its disk failed",
+            found.leaderless
+        );
+        survey.wrong(
+            "topic",
+            name,
+            &Error::new(Kind::BusUnreachable, text).remedy(config.sink.kind.bus().stalled),
+        );
     }
     if of == Purpose::Position
         && let Err(error) = judge(name, found.partitions, found.cleanup_policy.as_deref())
@@ -159,27 +229,41 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
     }
     if let Some(min) = found.in_sync_min.filter(|min| *min > found.replicas) {
         let text = format!(
-            "min.insync.replicas is {min}, and the topic has {replicas}: brokers before Kafka 3.7 refuse every record, and \
+            "min.insync.replicas is {min}, and the topic has {replicas}: brokers before Kafka 3.7 \
+             refuse every record, and \
              newer ones ack a record that only {replicas} has"
         );
         let setting = format!("--add-config min.insync.replicas={}", found.replicas);
-        let fix =
-            format!("kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {name} {setting}");
-        survey.warning("topic", name, text, Some(format!("add replicas, or: {fix}").into()));
+        let fix = format!(
+            "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {name} \
+             {setting}"
+        );
+        survey.warning(
+            "topic",
+            name,
+            text,
+            Some(format!("add replicas, or: {fix}").into()),
+        );
     }
     if let [first, ..] = found.unsafe_settings.as_slice() {
-        let text = format!("{}: an acked record can be lost with one broker", found.unsafe_settings.join(", "));
+        let text = format!(
+            "{}: an acked record can be lost with one broker",
+            found.unsafe_settings.join(", ")
+        );
         let safer = match first.split_once('=') {
             Some(("min.insync.replicas", _)) => "min.insync.replicas=2",
             Some(("write.caching", _)) => "write.caching=false",
             _ => "unclean.leader.election.enable=false",
         };
-        let alter = format!("--alter --entity-type topics --entity-name {name} --add-config {safer}");
+        let alter =
+            format!("--alter --entity-type topics --entity-name {name} --add-config {safer}");
         let fix = format!("kafka-configs --bootstrap-server … {alter}");
         survey.warning("topic-safety", name, text, Some(fix.into()));
     }
     match (found.may_write, found.may_read) {
-        (true, false) if of == Purpose::Position => survey.wrong(RIGHTS, name, &refused(may_not_read(name), name)),
+        (true, false) if of == Purpose::Position => {
+            survey.wrong(RIGHTS, name, &refused(may_not_read(name), name))
+        }
         (false, _) => survey.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
         (true, false) if of == Purpose::Events && reads_tails => {
             let why = "after a crash, events that were published before come again";
@@ -190,37 +274,77 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
 }
 
 /// The largest record, of this row, against the limits of librdkafka and of the topic.
-fn record_size(config: &Config, found: &Description, name: &str, largest: &Largest, survey: &mut Survey<'_>) {
+fn record_size(
+    config: &Config,
+    found: &Description,
+    name: &str,
+    largest: &Largest,
+    survey: &mut Survey<'_>,
+) {
     const CHECK: &str = "record-size";
     let Largest { bytes, row, .. } = largest;
     let bytes = *bytes;
-    let limit = found.message_max_bytes.map(|limit| human_bytes(limit as u64));
-    let limit = limit.as_deref().unwrap_or("a limit that this user may not see (DescribeConfigs)");
+    let limit = found
+        .message_max_bytes
+        .map(|limit| human_bytes(limit as u64));
+    let limit = limit
+        .as_deref()
+        .unwrap_or("a limit that this user may not see (DescribeConfigs)");
     let fits = format!("the largest has {}, of {limit}", human_bytes(bytes as u64));
-    let by_client = record_limit_bytes(&config.kafka).and_then(|limit| fits_client(name, bytes, limit));
+    let by_client =
+        record_limit_bytes(&config.kafka).and_then(|limit| fits_client(name, bytes, limit));
     let codecs = ["compression.type", "compression.codec"];
-    let given = codecs.iter().find_map(|codec| config.kafka.properties.get(*codec));
-    match by_client.and_then(|()| found.takes(name, bytes)).map_err(|error| error.of_row(row)) {
+    let given = codecs
+        .iter()
+        .find_map(|codec| config.kafka.properties.get(*codec));
+    match by_client
+        .and_then(|()| found.takes(name, bytes))
+        .map_err(|error| error.of_row(row))
+    {
         Err(error) if given.is_some_and(|codec| codec.expose() != "none") => {
-            survey.risk(CHECK, name, &error.because("unless compression makes it smaller"));
+            survey.risk(
+                CHECK,
+                name,
+                &error.because("unless compression makes it smaller"),
+            );
         }
         judged => survey.judged(CHECK, name, judged, &fits),
     }
 }
 
 /// The time of the same record, where a column says it, against the times that the topic takes.
-fn record_time(config: &Config, found: &Description, name: &str, largest: &Largest, survey: &mut Survey<'_>) {
+fn record_time(
+    config: &Config,
+    found: &Description,
+    name: &str,
+    largest: &Largest,
+    survey: &mut Survey<'_>,
+) {
     const CHECK: &str = "record-time";
-    let Some(time_ms) = largest.time_ms else { return };
+    let Some(time_ms) = largest.time_ms else {
+        return;
+    };
     let now_ms = now_us() / 1_000;
     if !found.times.take(time_ms, now_ms) {
         let error = takes_no_time(name, time_ms, &config.kafka).of_row(&largest.row);
         // An old row may have been published when it was new.
-        return if time_ms > now_ms { survey.wrong(CHECK, name, &error) } else { survey.risk(CHECK, name, &error) };
+        return if time_ms > now_ms {
+            survey.wrong(CHECK, name, &error)
+        } else {
+            survey.risk(CHECK, name, &error)
+        };
     }
     let is_expired = found.times.is_expired(time_ms, now_ms);
-    let expires = if is_expired { "; it is older than retention.ms: Kafka deletes such a record soon" } else { "" };
-    survey.ok(CHECK, name, format!("the topic takes the time of row {}{expires}", largest.row));
+    let expires = if is_expired {
+        "; it is older than retention.ms: Kafka deletes such a record soon"
+    } else {
+        ""
+    };
+    survey.ok(
+        CHECK,
+        name,
+        format!("the topic takes the time of row {}{expires}", largest.row),
+    );
 }
 
 #[cfg(test)]
@@ -233,17 +357,37 @@ mod tests {
         let property = |(name, value): (&str, &str)| (name.to_owned(), Secret::new(value));
         let said = |fix: &str, properties: &[(&str, &str)]| {
             let properties = properties.iter().copied().map(property).collect();
-            let (brokers, id_headers) = ("a:1,b:1".to_owned(), Vec::new());
-            addressed(fix, &KafkaConfig { brokers, properties, id_headers, ..KafkaConfig::default() })
+            let brokers = "a:1,b:1".to_owned();
+            let id_headers = Vec::new();
+            addressed(
+                fix,
+                &KafkaConfig {
+                    brokers,
+                    properties,
+                    id_headers,
+                    ..KafkaConfig::default()
+                },
+            )
         };
-        let grant = "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --topic t";
-        let named = [("sasl.mechanism", "SCRAM-SHA-512"), ("sasl.username", "the relay")];
+        let grant =
+            "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --topic t";
+        let named = [
+            ("sasl.mechanism", "SCRAM-SHA-512"),
+            ("sasl.username", "the relay"),
+        ];
         assert_eq!(
             said(grant, &named),
-            "grant it: kafka-acls --bootstrap-server a:1,b:1 --add --allow-principal 'User:the relay' --topic t"
+            "grant it: kafka-acls --bootstrap-server a:1,b:1 --add --allow-principal 'User:the \
+             relay' --topic t"
         );
         // The certificate has the name, or a ticket.
-        assert!(said(grant, &[("sasl.mechanism", "GSSAPI"), ("sasl.username", "x")]).contains(" User:… --topic t"));
+        assert!(
+            said(
+                grant,
+                &[("sasl.mechanism", "GSSAPI"), ("sasl.username", "x")]
+            )
+            .contains(" User:… --topic t")
+        );
         assert!(said(grant, &[]).contains(" User:… --topic t"));
         assert_eq!(
             said("create it: kafka-topics --bootstrap-server … --create", &[]),

@@ -1,5 +1,5 @@
-//! One survey of Postgres and the bus: a list of checks, each with what mends it. `doctor` and `config check` show it.
-//! Reads only.
+//! One survey of Postgres and the bus: a list of checks, each with what mends it. `doctor` and
+//! `config check` show it. Reads only.
 
 mod kafka;
 mod postgres;
@@ -17,11 +17,20 @@ use crate::config::Config;
 use crate::source::preflight::Finding;
 use walrelay_core::error::{Error, Errors, Kind, NextCommand, Remedy, Result};
 
-/// The limit for all checks. Each question has one of its own, of at most half a minute, but a table more is a question more.
+/// The limit for all checks. Each question has one of its own, of at most half a minute, but a
+/// table more is a question more.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The checks without which a look at the position says nothing.
-const BEFORE_POSITION: [&str; 7] = ["server", "role", "table", "slot", "publication", "kafka", "topic-rights"];
+const BEFORE_POSITION: [&str; 7] = [
+    "server",
+    "role",
+    "table",
+    "slot",
+    "publication",
+    "kafka",
+    "topic-rights",
+];
 
 /// The servers that a survey asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,17 +68,26 @@ pub(super) struct Survey<'a> {
 impl<'a> Survey<'a> {
     /// `complete` adds the typed flags to a suggested command.
     pub(super) fn new(complete: &'a dyn Fn(NextCommand) -> NextCommand) -> Survey<'a> {
-        Survey { complete, checks: Vec::new() }
+        Survey {
+            complete,
+            checks: Vec::new(),
+        }
     }
 
-    /// Adds the checks of the servers, within [`LIMIT`]. Gives what was read of Postgres, where it answers in time.
+    /// Adds the checks of the servers, within [`LIMIT`]. Gives what was read of Postgres, where it
+    /// answers in time.
     pub(super) async fn look(&mut self, config: &Config, asked: Asked) -> Option<Place> {
         within_limit(self, async |survey| {
             let seen = postgres::look(config, asked, survey).await;
             if asked == Asked::Both {
                 let cluster_id = kafka::look(config, &seen, survey).await;
-                let is_unclear = |check: &Check| check.state == WRONG && BEFORE_POSITION.contains(&check.check);
-                if let Some(place) = seen.place.as_ref().filter(|_| !survey.checks.iter().any(is_unclear)) {
+                let is_unclear =
+                    |check: &Check| check.state == WRONG && BEFORE_POSITION.contains(&check.check);
+                if let Some(place) = seen
+                    .place
+                    .as_ref()
+                    .filter(|_| !survey.checks.iter().any(is_unclear))
+                {
                     postgres::position(config, place, cluster_id, survey).await;
                 }
             }
@@ -82,13 +100,24 @@ impl<'a> Survey<'a> {
     /// The first error of a check, with all others.
     pub(super) fn ended(&self) -> Result<()> {
         let mut errors = Errors::default();
-        self.checks.iter().filter_map(|check| check.error.clone()).for_each(|error| errors.add(error));
+        self.checks
+            .iter()
+            .filter_map(|check| check.error.clone())
+            .for_each(|error| errors.add(error));
         errors.result(Some(()))
     }
 
     pub(super) fn ok(&mut self, check: &'static str, subject: impl Display, found: impl Display) {
-        let (subject, found) = (subject.to_string(), found.to_string());
-        self.add(Check { check, subject, state: OK, found, fix: None, error: None });
+        let subject = subject.to_string();
+        let found = found.to_string();
+        self.add(Check {
+            check,
+            subject,
+            state: OK,
+            found,
+            fix: None,
+            error: None,
+        });
     }
 
     pub(super) fn warning(
@@ -108,15 +137,32 @@ impl<'a> Survey<'a> {
 
     pub(super) fn wrong(&mut self, check: &'static str, subject: impl Display, error: &Error) {
         let failed = self.failed(check, subject, error);
-        self.add(Check { state: WRONG, error: Some(error.clone().with_commands(self.complete)), ..failed });
+        self.add(Check {
+            state: WRONG,
+            error: Some(error.clone().with_commands(self.complete)),
+            ..failed
+        });
     }
 
     fn failed(&self, check: &'static str, subject: impl Display, error: &Error) -> Check {
         let fix = error.clone().with_commands(self.complete).what_to_do();
-        Check { check, subject: subject.to_string(), state: WARNING, found: error.to_string(), fix, error: None }
+        Check {
+            check,
+            subject: subject.to_string(),
+            state: WARNING,
+            found: error.to_string(),
+            fix,
+            error: None,
+        }
     }
 
-    pub(super) fn judged(&mut self, check: &'static str, subject: impl Display, judged: Result<()>, fits: &str) {
+    pub(super) fn judged(
+        &mut self,
+        check: &'static str,
+        subject: impl Display,
+        judged: Result<()>,
+        fits: &str,
+    ) {
         match judged {
             Ok(()) => self.ok(check, subject, fits),
             Err(error) => self.wrong(check, subject, &error),
@@ -124,22 +170,41 @@ impl<'a> Survey<'a> {
     }
 
     /// A finding of the relay's start; `fits` tells of one without a fault and without a note.
-    pub(super) fn finding(&mut self, Finding { check, subject, found }: Finding, fits: &str) {
+    pub(super) fn finding(
+        &mut self,
+        Finding {
+            check,
+            subject,
+            found,
+        }: Finding,
+        fits: &str,
+    ) {
         let warnings = match found {
             Ok(warnings) => warnings,
             Err(error) => return self.wrong(check, subject, &error),
         };
-        let (notes, risks): (Vec<_>, Vec<_>) = warnings.into_iter().partition(|warning| warning.is_note);
+        let (notes, risks): (Vec<_>, Vec<_>) =
+            warnings.into_iter().partition(|warning| warning.is_note);
         let notes: Vec<String> = notes.into_iter().map(|note| note.text).collect();
-        self.ok(check, &subject, if notes.is_empty() { fits.to_owned() } else { notes.join("; ") });
+        self.ok(
+            check,
+            &subject,
+            if notes.is_empty() {
+                fits.to_owned()
+            } else {
+                notes.join("; ")
+            },
+        );
         for risk in risks {
             self.warning(check, &subject, risk.text, risk.remedy.map(Remedy::from));
         }
     }
 
-    /// Adds a line. Of the lines of one check and subject, those that are not ok replace the one that is.
+    /// Adds a line. Of the lines of one check and subject, those that are not ok replace the one
+    /// that is.
     fn add(&mut self, check: Check) {
-        let same = |known: &&mut Check| known.check == check.check && known.subject == check.subject;
+        let same =
+            |known: &&mut Check| known.check == check.check && known.subject == check.subject;
         match self.checks.iter_mut().find(same) {
             Some(known) if known.state == OK => *known = check,
             Some(_) if check.state == OK => {}
@@ -148,11 +213,17 @@ impl<'a> Survey<'a> {
     }
 }
 
-async fn within_limit<T>(survey: &mut Survey<'_>, look: impl AsyncFnOnce(&mut Survey<'_>) -> T) -> Option<T> {
+async fn within_limit<T>(
+    survey: &mut Survey<'_>,
+    look: impl AsyncFnOnce(&mut Survey<'_>) -> T,
+) -> Option<T> {
     if let Ok(found) = tokio::time::timeout(LIMIT, look(survey)).await {
         return Some(found);
     }
-    let found = format!("the checks took longer than {} s: what is not in this table was not asked", LIMIT.as_secs());
+    let found = format!(
+        "the checks took longer than {} s: what is not in this table was not asked",
+        LIMIT.as_secs()
+    );
     survey.warning("time", "", found, None);
     None
 }
@@ -171,8 +242,16 @@ mod tests {
         });
         assert_eq!(looked.await, None::<()>);
         assert_eq!(began.elapsed(), LIMIT);
-        let states: Vec<_> = survey.checks.iter().map(|check| (check.check, check.state)).collect();
+        let states: Vec<_> = survey
+            .checks
+            .iter()
+            .map(|check| (check.check, check.state))
+            .collect();
         assert_eq!(states, [("postgres", OK), ("time", WARNING)]);
-        assert!(survey.checks[1].found.contains("longer than 120 s: what is not in this table was not asked"));
+        assert!(
+            survey.checks[1]
+                .found
+                .contains("longer than 120 s: what is not in this table was not asked")
+        );
     }
 }

@@ -19,7 +19,9 @@ use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::sink::kafka::record_bytes;
-use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows};
+use crate::source::preflight::{
+    self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows,
+};
 use crate::source::row_key;
 use crate::state;
 use crate::upkeep::parked::none_left_behind;
@@ -66,10 +68,15 @@ pub(in crate::cli) struct Place {
 pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>) -> Seen {
     let mut seen = Seen::default();
     // Without columns, a template names its topic.
-    let templates =
-        config.outboxes.iter().map(|outbox| &outbox.route.topic).filter(|topic| topic.columns().next().is_none());
-    seen.topics.extend(templates.map(|topic| (topic.source().to_owned(), None)));
-    let (source, address) = (&config.source, config.source.database.describe());
+    let templates = config
+        .outboxes
+        .iter()
+        .map(|outbox| &outbox.route.topic)
+        .filter(|topic| topic.columns().next().is_none());
+    seen.topics
+        .extend(templates.map(|topic| (topic.source().to_owned(), None)));
+    let source = &config.source;
+    let address = config.source.database.describe();
     let session = match SqlSession::connect(&source.database, PROGRAM).await {
         Ok(session) => session,
         Err(error) => {
@@ -78,15 +85,32 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
         }
     };
     let mut named = config.clone();
-    let found = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await;
-    let facts = match inspect(session.client(), &source.slot, &source.publication, &named.outboxes).await {
+    let found = row_key::find(
+        session.client(),
+        source,
+        &config.delivery,
+        &mut named.outboxes,
+    )
+    .await;
+    let facts = match inspect(
+        session.client(),
+        &source.slot,
+        &source.publication,
+        &named.outboxes,
+    )
+    .await
+    {
         Ok(facts) => facts,
         Err(error) => {
             survey.wrong("server", "", &error);
             return seen;
         }
     };
-    survey.ok("postgres", &address, format!("PostgreSQL {}", facts.server.version));
+    survey.ok(
+        "postgres",
+        &address,
+        format!("PostgreSQL {}", facts.server.version),
+    );
     let mut upkeep_is_open = found.is_ok();
     if let Err(error) = found {
         survey.wrong("row-key", "", &error);
@@ -103,13 +127,18 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
                 && asked == Asked::Both
                 && let Ok(capacity) = Capacity::read(session.client(), "").await
             {
-                capacity.full().for_each(|error| survey.wrong("server", "", &error));
+                capacity
+                    .full()
+                    .for_each(|error| survey.wrong("server", "", &error));
             }
         }
     }
     copies(survey, config, &facts).await;
     clock(survey, &session).await;
-    let tables = named.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)));
+    let tables = named
+        .outboxes
+        .iter()
+        .filter_map(|outbox| Some((outbox, outbox.source.table()?)));
     for ((outbox, name), catalog) in tables.zip(&facts.catalogs) {
         let is_readable = readable(catalog, outbox);
         upkeep_is_open &= is_readable;
@@ -117,11 +146,24 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
         if is_readable || polls.is_some() {
             recovery(survey, &session, &named, outbox, polls.is_some()).await;
         }
-        let Ok(Some(table)) = table::read(session.client(), name).await else { continue };
+        let Ok(Some(table)) = table::read(session.client(), name).await else {
+            continue;
+        };
         // They tell what the bus is asked.
         if is_readable && asked == Asked::Both {
-            let sampled = Sampled { outbox, name, table: &table };
-            rows(survey, &session, &sampled, config.delivery.on_error, &mut seen).await;
+            let sampled = Sampled {
+                outbox,
+                name,
+                table: &table,
+            };
+            rows(
+                survey,
+                &session,
+                &sampled,
+                config.delivery.on_error,
+                &mut seen,
+            )
+            .await;
         }
     }
     if upkeep_is_open {
@@ -140,7 +182,10 @@ async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
         let of = &outbox.upkeep;
         of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
     };
-    let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    let tables = config
+        .outboxes
+        .iter()
+        .filter(|outbox| outbox.source.table().is_some());
     for outbox in tables.clone().filter(has_sql) {
         table_facts(session.client(), outbox).await?;
     }
@@ -153,7 +198,12 @@ async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::with(config, parking, &DatabaseIdentity::of(session.client()).await?).await?;
+    Marker::with(
+        config,
+        parking,
+        &DatabaseIdentity::of(session.client()).await?,
+    )
+    .await?;
     none_left_behind(session.client(), config).await
 }
 
@@ -167,35 +217,76 @@ async fn owned(survey: &mut Survey<'_>, session: &SqlSession, config: &Config) {
 }
 
 /// Adds what the relay's start makes of the stored position. Call after the bus was seen to answer.
-pub(super) async fn position(config: &Config, place: &Place, cluster_id: Option<String>, survey: &mut Survey<'_>) {
+pub(super) async fn position(
+    config: &Config,
+    place: &Place,
+    cluster_id: Option<String>,
+    survey: &mut Survey<'_>,
+) {
     const CHECK: &str = "position";
     let subject = config.source.slot.to_string();
     let found = async {
         let stored = state::load(config).await?;
-        start_from(config, place.session.client(), &place.facts, stored.as_ref(), cluster_id).await
+        start_from(
+            config,
+            place.session.client(),
+            &place.facts,
+            stored.as_ref(),
+            cluster_id,
+        )
+        .await
     };
     match found.await {
         // Perhaps a relay has the last connection for replication.
-        Err(error) if !error.kind().halts() => survey.risk(CHECK, subject, &error.about("the position is not known")),
-        found => {
-            survey.finding(Finding { check: CHECK, subject, found }, "it belongs to this server, slot and cluster")
+        Err(error) if !error.kind().halts() => {
+            survey.risk(CHECK, subject, &error.about("the position is not known"))
         }
+        found => survey.finding(
+            Finding {
+                check: CHECK,
+                subject,
+                found,
+            },
+            "it belongs to this server, slot and cluster",
+        ),
     }
 }
 
 fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Asked) {
     let source = &config.source;
-    let (slot, retained) = facts.slot.as_ref().map(|slot| described_slot(slot, facts)).unwrap_or_default();
-    let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
-    let judged = if asked == Asked::BeforeSetup { &facts.as_set_up(&tables) } else { facts };
+    let (slot, retained) = facts
+        .slot
+        .as_ref()
+        .map(|slot| described_slot(slot, facts))
+        .unwrap_or_default();
+    let tables: Vec<_> = config
+        .outboxes
+        .iter()
+        .filter_map(|outbox| outbox.source.table())
+        .collect();
+    let judged = if asked == Asked::BeforeSetup {
+        &facts.as_set_up(&tables)
+    } else {
+        facts
+    };
     for finding in preflight::survey(judged, &source.slot, &source.publication, &config.outboxes) {
         if let ("slot", Err(error)) = (finding.check, &finding.found)
             && makes_slot(config, facts)
         {
             let run = NextCommand::new("run").option("slot", &source.slot);
-            let makes = Remedy::from("check the name; `").and(run).and("` makes the slot");
+            let makes = Remedy::from("check the name; `")
+                .and(run)
+                .and("` makes the slot");
             let error = error.clone();
-            survey.risk("slot", finding.subject, &if facts.slot.is_some() { error } else { error.remedy(makes) });
+            survey.risk(
+                "slot",
+                finding.subject,
+                &if facts.slot.is_some() {
+                    error
+                } else {
+                    error.remedy(makes)
+                },
+            );
             continue;
         }
         let fits = match finding.check {
@@ -209,7 +300,11 @@ fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Aske
         survey.finding(finding, fits);
     }
     match facts.synchronous.names_relay(&source.slot) {
-        true => survey.wrong("synchronous", &source.slot, &facts.synchronous.fault(&source.slot)),
+        true => survey.wrong(
+            "synchronous",
+            &source.slot,
+            &facts.synchronous.fault(&source.slot),
+        ),
         false => survey.ok("synchronous", &source.slot, "no commit waits for the relay"),
     }
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
@@ -219,8 +314,15 @@ fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Aske
 }
 
 fn polled(survey: &mut Survey<'_>, config: &Config, facts: &Facts, why: &str) {
-    survey.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
-    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
+    survey.ok(
+        "server",
+        "",
+        format!("the relay polls the table, without a slot: {why}"),
+    );
+    let tables = config
+        .outboxes
+        .iter()
+        .filter_map(|outbox| outbox.source.table());
     for (name, catalog) in tables.zip(&facts.catalogs) {
         if let Some(table) = &catalog.table {
             survey.judged("table", name, keeps_rows(name, table), "every row is in it");
@@ -241,7 +343,11 @@ async fn clock(survey: &mut Survey<'_>, session: &SqlSession) {
 /// Judges the copies of the slot, where the configuration names several servers.
 async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts) {
     const CHECK: &str = "standby-slots";
-    if facts.slot.as_ref().is_none_or(|slot| slot.failover != Some(true)) {
+    if facts
+        .slot
+        .as_ref()
+        .is_none_or(|slot| slot.failover != Some(true))
+    {
         return;
     }
     let SourceConfig { database, slot, .. } = &config.source;
@@ -256,29 +362,61 @@ async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts) {
         match found.await {
             Err(error) => {
                 let error: Error = error;
-                survey.risk(CHECK, subject, &error.about(format_args!("the copy of slot {slot} is not known")));
+                survey.risk(
+                    CHECK,
+                    subject,
+                    &error.about(format_args!("the copy of slot {slot} is not known")),
+                );
             }
             Ok((false, _)) => {}
             Ok((true, copy)) => {
                 let warnings: Vec<_> = copy_fault(copy.as_ref(), slot).into_iter().collect();
                 let fits = "the copy of the slot survives a promotion";
-                survey.finding(Finding { check: CHECK, subject, found: Ok(warnings) }, fits);
+                survey.finding(
+                    Finding {
+                        check: CHECK,
+                        subject,
+                        found: Ok(warnings),
+                    },
+                    fits,
+                );
             }
         }
     }
 }
 
 fn described_slot(slot: &Slot, facts: &Facts) -> (String, u64) {
-    let retained = slot.restart_lsn.map_or(0, |restart| facts.wal_end.bytes_since(restart));
+    let retained = slot
+        .restart_lsn
+        .map_or(0, |restart| facts.wal_end.bytes_since(restart));
     let status = slot.wal_status.as_deref().unwrap_or("unknown");
-    let safe = slot.safe_wal_size.and_then(|bytes| u64::try_from(bytes).ok()).map(human_bytes);
-    let safe = safe.map(|bytes| format!(", {bytes} more are safe")).unwrap_or_default();
-    let active = slot.active_pid.map_or(NO_RELAY.to_owned(), |pid| format!("active (backend pid {pid})"));
-    (format!("{active}, retains {} of WAL, wal_status {status}{safe}", human_bytes(retained)), retained)
+    let safe = slot
+        .safe_wal_size
+        .and_then(|bytes| u64::try_from(bytes).ok())
+        .map(human_bytes);
+    let safe = safe
+        .map(|bytes| format!(", {bytes} more are safe"))
+        .unwrap_or_default();
+    let active = slot.active_pid.map_or(NO_RELAY.to_owned(), |pid| {
+        format!("active (backend pid {pid})")
+    });
+    (
+        format!(
+            "{active}, retains {} of WAL, wal_status {status}{safe}",
+            human_bytes(retained)
+        ),
+        retained,
+    )
 }
 
 /// Whether the rows of the table could take the place of a lost slot, or be polled.
-async fn recovery(survey: &mut Survey<'_>, session: &SqlSession, config: &Config, outbox: &OutboxConfig, polls: bool) {
+async fn recovery(
+    survey: &mut Survey<'_>,
+    session: &SqlSession,
+    config: &Config,
+    outbox: &OutboxConfig,
+    polls: bool,
+) {
     const CHECK: &str = "recovery";
     let facts = match table_facts(session.client(), outbox).await {
         Ok(facts) => facts,
@@ -292,13 +430,21 @@ async fn recovery(survey: &mut Survey<'_>, session: &SqlSession, config: &Config
         Ok(None) => {}
         Ok(Some(RestoredRows { cause, fix })) => {
             let pending = NextCommand::new("pending").option("slot", &config.source.slot);
-            let fix = Remedy::from("once ").and(pending).and(" counts no event: ").and(fix);
+            let fix = Remedy::from("once ")
+                .and(pending)
+                .and(" counts no event: ")
+                .and(fix);
             survey.warning(CHECK, &outbox.source, cause, Some(fix));
         }
         Err(error) => survey.risk(CHECK, &outbox.source, &error),
     }
     match missing_index(session.client(), outbox, &facts).await {
-        Ok(Some(missing)) => survey.warning(CHECK, &outbox.source, missing.text, Some(missing.remedy.into())),
+        Ok(Some(missing)) => survey.warning(
+            CHECK,
+            &outbox.source,
+            missing.text,
+            Some(missing.remedy.into()),
+        ),
         Ok(None) => {}
         Err(error) => survey.risk(CHECK, &outbox.source, &error),
     }
@@ -307,10 +453,23 @@ async fn recovery(survey: &mut Survey<'_>, session: &SqlSession, config: &Config
         Err(error) => survey.risk(CHECK, &outbox.source, &error),
         Ok(()) if facts.xid_column.is_none() && !outbox.upkeep.says_for_itself() => {
             let setup = NextCommand::new("setup").option("slot", &config.source.slot);
-            let fix = Remedy::from(setup.option("table", format_args!("'{}'", facts.name)).flag("add-xid-column"));
-            survey.warning(CHECK, &outbox.source, without_transaction(&facts.name), Some(fix));
+            let fix = Remedy::from(
+                setup
+                    .option("table", format_args!("'{}'", facts.name))
+                    .flag("add-xid-column"),
+            );
+            survey.warning(
+                CHECK,
+                &outbox.source,
+                without_transaction(&facts.name),
+                Some(fix),
+            );
         }
-        Ok(()) => survey.ok(CHECK, &outbox.source, "rows can be read in their order, and tell what was published"),
+        Ok(()) => survey.ok(
+            CHECK,
+            &outbox.source,
+            "rows can be read in their order, and tell what was published",
+        ),
     }
 }
 
@@ -326,14 +485,22 @@ async fn rows(
     let values = match largest(session, sampled).await {
         Ok(values) => values,
         Err(error) => {
-            return survey.risk(CHECK, subject, &error.about("topics and sizes of records are not known"));
+            return survey.risk(
+                CHECK,
+                subject,
+                &error.about("topics and sizes of records are not known"),
+            );
         }
     };
     let mut routed = Ok(());
     for row in &values {
         let id = row.first().cloned().flatten().unwrap_or_default();
         let largest = |record: &Record<'_>| {
-            let found = Largest { bytes: record_bytes(record), row: id, time_ms: record.timestamp_ms };
+            let found = Largest {
+                bytes: record_bytes(record),
+                row: id,
+                time_ms: record.timestamp_ms,
+            };
             (record.topic.to_owned(), found)
         };
         match sampled.routed(row, largest) {
@@ -345,38 +512,56 @@ async fn rows(
         }
     }
     if let Some(number) = large_object(session, sampled, &values).await {
-        let (column, name) = (&sampled.outbox.payload, sampled.name);
+        let column = &sampled.outbox.payload;
+        let name = sampled.name;
         let found = format!(
-            "column {column} has the numbers of large objects, such as {number}: consumers get the number, and not its content"
+            "column {column} has the numbers of large objects, such as {number}: consumers get the \
+             number, and not its content"
         );
         let fix = format!(
-            "alter table {name} alter column {0} type text using convert_from(lo_get({0}::oid), 'UTF8'); -- and map it as text",
+            "alter table {name} alter column {0} type text using convert_from(lo_get({0}::oid), \
+             'UTF8'); -- and map it as text",
             quoted(column)
         );
         survey.warning(CHECK, &subject, found, Some(fix.into()));
     }
     match routed {
         Err(error) if on_error == OnError::Stop => survey.risk(CHECK, subject, &error),
-        Err(error) => survey.ok(CHECK, subject, error.because("delivery.on_error says what becomes of such events")),
+        Err(error) => survey.ok(
+            CHECK,
+            subject,
+            error.because("delivery.on_error says what becomes of such events"),
+        ),
         Ok(()) => {
             let topics = counted(values.len() as u64, "topic");
-            survey.ok(CHECK, subject, format!("{topics} in the {ROWS_MAX} rows at most that were read"));
+            survey.ok(
+                CHECK,
+                subject,
+                format!("{topics} in the {ROWS_MAX} rows at most that were read"),
+            );
         }
     }
 }
 
-/// A payload of these rows that is the number of a large object, as a mapping of `@Lob` to text stores it.
-async fn large_object(session: &SqlSession, sampled: &Sampled<'_>, values: &[Vec<Option<String>>]) -> Option<String> {
+/// A payload of these rows that is the number of a large object, as a mapping of `@Lob` to text
+/// stores it.
+async fn large_object(
+    session: &SqlSession,
+    sampled: &Sampled<'_>,
+    values: &[Vec<Option<String>>],
+) -> Option<String> {
     let place = sampled.outbox.index_of(&sampled.outbox.payload)?;
     let payloads = values.iter().filter_map(|row| row.get(place)?.as_deref());
-    let number = payloads.filter(|text| text.len() <= 10).find_map(|text| text.parse::<u32>().ok())?;
+    let number = payloads
+        .filter(|text| text.len() <= 10)
+        .find_map(|text| text.parse::<u32>().ok())?;
     let sql = format!("select 1 from pg_catalog.pg_largeobject_metadata where oid = {number}");
     let found = session.texts(&sql).await.ok()?;
     (!found.is_empty()).then(|| number.to_string())
 }
 
-/// Of the newest rows, those with the largest values, one for each topic. Without an index that has the newest, or where
-/// the newest are not found in time, of any rows.
+/// Of the newest rows, those with the largest values, one for each topic. Without an index that has
+/// the newest, or where the newest are not found in time, of any rows.
 async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<Option<String>>>> {
     const DOING: &str = "reading rows";
     let newest = match sampled.ordering().filter(|column| column.leads_index) {
@@ -388,24 +573,35 @@ async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<
     };
     // Rows whose events were given up are no news.
     let given_up = sampled.outbox.upkeep.failed.as_deref().unwrap_or("false");
-    let columns = sampled.outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
-    let bytes = columns.iter().map(|name| format!("coalesce(pg_catalog.octet_length({name}::text), 0)"));
+    let columns = sampled
+        .outbox
+        .columns
+        .iter()
+        .map(|name| quote_ident(name))
+        .collect::<Result<Vec<_>>>()?;
+    let bytes = columns
+        .iter()
+        .map(|name| format!("coalesce(pg_catalog.octet_length({name}::text), 0)"));
     let bytes = bytes.collect::<Vec<_>>().join(" + ");
     // A template without columns makes one topic.
     let mut topic = "(1 = 1)".to_owned();
     for column in sampled.outbox.route.topic.columns() {
         topic.push_str(&format!(", {}::text", quote_ident(column)?));
     }
-    let (select, columns) = (sampled.select()?, columns.join(", "));
+    let select = sampled.select()?;
+    let columns = columns.join(", ");
     let of = |which: &str| {
         format!(
-            "select distinct on ({topic}) {columns} from ({select} where ({given_up}\n) is not true {which} limit {ROWS_MAX}) sample \
+            "select distinct on ({topic}) {columns} from ({select} where ({given_up}\n) is not \
+             true {which} limit {ROWS_MAX}) sample \
              order by {topic}, {bytes} desc limit {TOPICS_MAX}"
         )
     };
     session.run(DOING, LIMIT).await?;
     let rows = match session.texts(&of(&newest)).await {
-        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => session.texts(&of("")).await,
+        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
+            session.texts(&of("")).await
+        }
         rows => rows,
     };
     rows.map_err(|error| fault::sql(While::Querying(DOING), &error))

@@ -17,14 +17,23 @@ pub(in crate::cli) const LIMIT: &str = "set statement_timeout = '10s'";
 
 /// Whether the table exists and has the columns of `outbox`.
 pub(in crate::cli) fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
-    let table = catalog.table.as_ref().filter(|table| matches!(table.kind.as_str(), "r" | "p"));
-    let has = |name: &String| table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name));
+    let table = catalog
+        .table
+        .as_ref()
+        .filter(|table| matches!(table.kind.as_str(), "r" | "p"));
+    let has = |name: &String| {
+        table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name))
+    };
     outbox.columns.iter().all(has)
 }
 
 /// A column as the stream describes it, without a type if the column does not exist.
 pub(crate) fn described(name: &str, table: &Table) -> RelationColumn {
-    let unknown = || RelationColumn { name: name.to_owned(), type_oid: 0, type_modifier: -1 };
+    let unknown = || RelationColumn {
+        name: name.to_owned(),
+        type_oid: 0,
+        type_modifier: -1,
+    };
     table.column(name).map_or_else(unknown, as_streamed)
 }
 
@@ -40,14 +49,22 @@ pub(in crate::cli) type Values = Vec<Option<String>>;
 
 impl Sampled<'_> {
     pub(in crate::cli) fn select(&self) -> Result<String> {
-        let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+        let columns = self
+            .outbox
+            .columns
+            .iter()
+            .map(|column| quote_ident(column))
+            .collect::<Result<Vec<_>>>()?;
         let rows = quote_own_rows(self.name, self.table.is_partitioned())?;
         Ok(format!("select {} from {rows}", columns.join(", ")))
     }
 
     /// The column whose largest value is the newest row's: a number, or a time.
     pub(in crate::cli) fn ordering(&self) -> Option<&catalog::Column> {
-        let id = self.table.column(&self.outbox.id).filter(|id| id.is_integer());
+        let id = self
+            .table
+            .column(&self.outbox.id)
+            .filter(|id| id.is_integer());
         id.or_else(|| ordering(&self.table.columns))
     }
 
@@ -58,18 +75,42 @@ impl Sampled<'_> {
         values: &[Option<String>],
         take: impl FnOnce(&Record<'_>) -> T,
     ) -> Result<T> {
-        let Sampled { outbox, name, table } = self;
-        let columns = outbox.columns.iter().map(|name| described(name, table)).collect();
-        let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
-        let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
+        let Sampled {
+            outbox,
+            name,
+            table,
+        } = self;
+        let columns = outbox
+            .columns
+            .iter()
+            .map(|name| described(name, table))
+            .collect();
+        let texts = values
+            .iter()
+            .map(|value| value.as_deref().map(str::as_bytes));
+        let bug = |column: String| {
+            Error::new(
+                Kind::Bug,
+                format!("the query of a row did not return column {column}"),
+            )
+        };
         let mut polled = Polled::new(outbox, columns).map_err(bug)?;
         let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+        let place = Place {
+            commit_lsn: Lsn::ZERO,
+            index: 0,
+            via: Via::Slot,
+        };
         match polled.event(place, 0, texts) {
             Err((place, fault)) => {
-                let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
+                let column = outbox
+                    .columns
+                    .get(place)
+                    .map(String::as_str)
+                    .unwrap_or_default();
                 Err(Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
-                    "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
+                    "`run` stops at such a row. Declare column {column} NOT NULL, or name another \
+                     under [outbox.columns]"
                 )))
             }
             Ok(event) => match router.route(&event) {
@@ -86,30 +127,68 @@ mod tests {
     use walrelay_core::catalog::Column;
 
     fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
-        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
-        Table { kind: kind.to_owned(), columns, ..Table::default() }
+        let columns = columns
+            .iter()
+            .map(|(name, base)| Column::of(name, base))
+            .collect();
+        Table {
+            kind: kind.to_owned(),
+            columns,
+            ..Table::default()
+        }
     }
 
     #[test]
     fn the_newest_row_has_the_largest_number_or_the_latest_time() {
-        let (outbox, name) = (OutboxConfig::default(), TableName::debezium());
+        let outbox = OutboxConfig::default();
+        let name = TableName::debezium();
         for (columns, expected) in [
-            (&[("id", "int8"), ("created_at", "timestamptz")][..], Some("id")),
-            (&[("id", "uuid"), ("created_at", "timestamp")], Some("created_at")),
+            (
+                &[("id", "int8"), ("created_at", "timestamptz")][..],
+                Some("id"),
+            ),
+            (
+                &[("id", "uuid"), ("created_at", "timestamp")],
+                Some("created_at"),
+            ),
             (&[("id", "uuid")], None),
         ] {
             let table = table("r", columns);
-            let sampled = Sampled { outbox: &outbox, name: &name, table: &table };
-            assert_eq!(sampled.ordering().map(|column| column.name.as_str()), expected);
+            let sampled = Sampled {
+                outbox: &outbox,
+                name: &name,
+                table: &table,
+            };
+            assert_eq!(
+                sampled.ordering().map(|column| column.name.as_str()),
+                expected
+            );
         }
     }
 
     #[test]
     fn the_select_quotes_names_and_excludes_rows_of_inheriting_tables() {
         let name: TableName = r#""My ""S"".t""#.parse().unwrap();
-        let outbox = OutboxConfig { columns: vec!["a\"b".to_owned(), "c".to_owned()], ..OutboxConfig::default() };
-        let select = |kind: &str| Sampled { outbox: &outbox, name: &name, table: &table(kind, &[]) }.select().unwrap();
-        assert_eq!(select("r"), r#"select "a""b", "c" from only "public"."My ""S"".t""#);
-        assert_eq!(select("p"), r#"select "a""b", "c" from "public"."My ""S"".t""#);
+        let outbox = OutboxConfig {
+            columns: vec!["a\"b".to_owned(), "c".to_owned()],
+            ..OutboxConfig::default()
+        };
+        let select = |kind: &str| {
+            Sampled {
+                outbox: &outbox,
+                name: &name,
+                table: &table(kind, &[]),
+            }
+            .select()
+            .unwrap()
+        };
+        assert_eq!(
+            select("r"),
+            r#"select "a""b", "c" from only "public"."My ""S"".t""#
+        );
+        assert_eq!(
+            select("p"),
+            r#"select "a""b", "c" from "public"."My ""S"".t""#
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! `walrelay verify`: the outboxes' rows against their topics' records.
 //!
-//! The command reads the rows first, in one transaction, and then the topics up to their ends at that time: every compared
-//! row was committed before the search for its record.
+//! The command reads the rows first, in one transaction, and then the topics up to their ends at
+//! that time: every compared row was committed before the search for its record.
 
 mod rows;
 
@@ -78,27 +78,50 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let range = Range::read(session.client(), &args.times).await?;
     let mut report = Report::default();
     let plans = plans(&session, &config, &range, &mut report).await?;
-    let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });
+    let outboxes = plans.iter().map(|plan| Outbox {
+        name: plan.name.to_string(),
+        is_ordered: plan.order.is_some(),
+    });
     let mut comparison = Comparison::new(outboxes.collect(), args.limit);
-    rows::read(&session, &plans, &source.database.user, &mut comparison, Bar::new(args.output)).await?;
+    rows::read(
+        &session,
+        &plans,
+        &source.database.user,
+        &mut comparison,
+        Bar::new(args.output),
+    )
+    .await?;
 
     let deadline = Instant::now() + args.grace;
-    let custom_times = config.outboxes.iter().any(|outbox| outbox.route.timestamp.is_some());
+    let custom_times = config
+        .outboxes
+        .iter()
+        .any(|outbox| outbox.route.timestamp.is_some());
     // The application's time of a record does not tell when the record was produced.
-    let since_ms = range.records_since_ms(CLOCKS_APART_MS).filter(|_| !custom_times);
+    let since_ms = range
+        .records_since_ms(CLOCKS_APART_MS)
+        .filter(|_| !custom_times);
     let mut reader = RecordReader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
     let mut bar = Bar::new(args.output);
     let reading = move || {
         let mut say = |reading: &Reading<'_>| {
-            let Reading { topic, number, topics, records, of } = reading;
-            bar.at(*records, Some(*of), || format!("records of topic {topic} read (topic {number} of {topics})"));
+            let Reading {
+                topic,
+                number,
+                topics,
+                records,
+                of,
+            } = reading;
+            bar.at(*records, Some(*of), || {
+                format!("records of topic {topic} read (topic {number} of {topics})")
+            });
         };
         let read = reader.read(&mut comparison, deadline, &mut say);
         read.map(|()| (comparison, reader))
     };
     let read = tokio::task::spawn_blocking(reading).await;
-    let (mut comparison, RecordReader { absent, cut, .. }) =
-        read.map_err(|error| Error::new(Kind::Bug, format!("the reader of topics ended: {error}")))??;
+    let (mut comparison, RecordReader { absent, cut, .. }) = read
+        .map_err(|error| Error::new(Kind::Bug, format!("the reader of topics ended: {error}")))??;
     rows::find_strays(&session, &plans, &mut comparison, Bar::new(args.output)).await?;
 
     report.found(comparison.findings(), &absent, &cut);
@@ -107,16 +130,24 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
 }
 
 fn id_headers(config: &Config) -> Result<Vec<String>> {
-    let tables: Vec<&OutboxConfig> = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()).collect();
+    let tables: Vec<&OutboxConfig> = config
+        .outboxes
+        .iter()
+        .filter(|outbox| outbox.source.table().is_some())
+        .collect();
     if tables.is_empty() {
         let cause = "all outboxes are messages, and messages have no rows to compare";
         return Err(Error::new(Kind::Config, cause).remedy("verify an outbox that is a table"));
     }
     let header = |outbox: &&OutboxConfig| {
         outbox.route.id_header.clone().ok_or_else(|| {
-            let cause = format!("records of {} carry no id: route.id_header is empty", outbox.source);
+            let cause = format!(
+                "records of {} carry no id: route.id_header is empty",
+                outbox.source
+            );
             Error::new(Kind::Config, cause).remedy(
-                "set id_header in [route]. verify cannot find existing records: give --since the time of the \
+                "set id_header in [route]. verify cannot find existing records: give --since the \
+                 time of the \
                  change",
             )
         })
@@ -125,26 +156,44 @@ fn id_headers(config: &Config) -> Result<Vec<String>> {
     Ok(headers.into_iter().collect())
 }
 
-async fn plans(session: &SqlSession, config: &Config, range: &Range, report: &mut Report) -> Result<Vec<Plan>> {
+async fn plans(
+    session: &SqlSession,
+    config: &Config,
+    range: &Range,
+    report: &mut Report,
+) -> Result<Vec<Plan>> {
     let source = &config.source;
-    inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
+    inspect(
+        session.client(),
+        &source.slot,
+        &source.publication,
+        &config.outboxes,
+    )
+    .await?;
     let mut plans = Vec::new();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
-            report.notes.push(format!("{} cannot be verified: messages have no rows", outbox.source));
+            report.notes.push(format!(
+                "{} cannot be verified: messages have no rows",
+                outbox.source
+            ));
             continue;
         };
         let table = table::needed(session.client(), name).await?;
         if outbox.upkeep.delete || outbox.upkeep.retention.is_some() {
-            report
-                .notes
-                .push(format!("the relay or cleanup deletes published rows of {name}: their records count as unknown"));
+            report.notes.push(format!(
+                "the relay or cleanup deletes published rows of {name}: their \
+                               records count as unknown"
+            ));
         }
         let plan = Plan::new(outbox, name, &table, range)?;
         report.notes.push(match &plan.order {
             Some(order) => format!("the order of {name} is that of {order}"),
             None => {
-                format!("the order of {name} is not checked: the table has no identity or serial column, and outbox.order_by is not set")
+                format!(
+                    "the order of {name} is not checked: the table has no identity or serial \
+                         column, and outbox.order_by is not set"
+                )
             }
         });
         plans.push(plan);
@@ -165,42 +214,90 @@ pub(crate) struct Report {
 impl Report {
     /// `absent` are topics that do not exist, `cut` those whose first records are deleted.
     pub(crate) fn found(&mut self, findings: Findings, absent: &[String], cut: &[String]) {
-        let misses = |topic: &String| findings.flows.iter().any(|flow| flow.topic == *topic && flow.counts.missing > 0);
-        self.notes.extend(absent.iter().map(|topic| format!("topic {topic} does not exist")));
-        self.notes.extend(cut.iter().filter(|topic| misses(topic)).map(|topic| {
+        let misses = |topic: &String| {
+            findings
+                .flows
+                .iter()
+                .any(|flow| flow.topic == *topic && flow.counts.missing > 0)
+        };
+        self.notes.extend(
+            absent
+                .iter()
+                .map(|topic| format!("topic {topic} does not exist")),
+        );
+        self.notes
+            .extend(cut.iter().filter(|topic| misses(topic)).map(|topic| {
             format!(
-                "retention has removed the first records of topic {topic}, and their rows count as missing: leave these rows \
+                "retention has removed the first records of topic {topic}, and their rows count as \
+                 missing: leave these rows \
                  out with --since"
             )
         }));
         self.total = findings.total();
-        self.sound = self.total.missing == 0 && self.total.out_of_order == 0 && findings.unroutable == 0;
+        self.sound =
+            self.total.missing == 0 && self.total.out_of_order == 0 && findings.unroutable == 0;
         self.findings = findings;
     }
 
-    /// The report for people. Records without a row are listed only with `unknown`: deleted rows always leave some.
+    /// The report for people. Records without a row are listed only with `unknown`: deleted rows
+    /// always leave some.
     pub(crate) fn text(&self, unknown: bool) -> String {
-        let head = "outbox, topic, rows, records, missing, duplicated, out of order, unknown, outside, replayed";
-        let (flows, mut table) = (&self.findings.flows, Grid::headed(head));
+        let head = "outbox, topic, rows, records, missing, duplicated, out of order, unknown, \
+                    outside, replayed";
+        let flows = &self.findings.flows;
+        let mut table = Grid::headed(head);
         let mut counts = |outbox: &str, topic: &str, counts: &Counts, is_ordered: bool| {
-            let Counts { rows, records, missing, duplicated, out_of_order, unknown, outside, replayed } = counts;
+            let Counts {
+                rows,
+                records,
+                missing,
+                duplicated,
+                out_of_order,
+                unknown,
+                outside,
+                replayed,
+            } = counts;
             let order = or_dash(Some(out_of_order).filter(|_| is_ordered));
-            table.row([&outbox, &topic, rows, records, missing, duplicated, &order, unknown, outside, replayed]);
+            table.row([
+                &outbox, &topic, rows, records, missing, duplicated, &order, unknown, outside,
+                replayed,
+            ]);
         };
-        flows.iter().for_each(|flow| counts(&flow.outbox, &flow.topic, &flow.counts, flow.order_checked));
+        flows
+            .iter()
+            .for_each(|flow| counts(&flow.outbox, &flow.topic, &flow.counts, flow.order_checked));
         if flows.len() != 1 {
-            counts("total", "", &self.total, flows.iter().any(|flow| flow.order_checked));
+            counts(
+                "total",
+                "",
+                &self.total,
+                flows.iter().any(|flow| flow.order_checked),
+            );
         }
         let mut text = table.text();
         for (what, of, list) in [
             ("missing", self.total.missing, &self.findings.missing),
-            ("unroutable", self.findings.unroutable, &self.findings.unroutable_rows),
-            ("out of order", self.total.out_of_order, &self.findings.out_of_order),
-            ("duplicated", self.total.duplicated, &self.findings.duplicated),
+            (
+                "unroutable",
+                self.findings.unroutable,
+                &self.findings.unroutable_rows,
+            ),
+            (
+                "out of order",
+                self.total.out_of_order,
+                &self.findings.out_of_order,
+            ),
+            (
+                "duplicated",
+                self.total.duplicated,
+                &self.findings.duplicated,
+            ),
             ("unknown", self.total.unknown, &self.findings.unknown),
         ] {
             let mut examples = Grid::default();
-            list.iter().filter(|_| what != "unknown" || unknown).for_each(|example| add(&mut examples, example));
+            list.iter()
+                .filter(|_| what != "unknown" || unknown)
+                .for_each(|example| add(&mut examples, example));
             text += &examples.titled(what, of);
         }
         if !self.notes.is_empty() {
@@ -210,7 +307,11 @@ impl Report {
     }
 
     pub(crate) fn verdict(&self, no_duplicates: bool) -> Result<()> {
-        let duplicated = if no_duplicates { self.total.duplicated } else { 0 };
+        let duplicated = if no_duplicates {
+            self.total.duplicated
+        } else {
+            0
+        };
         let faults = [
             (
                 self.total.missing,
@@ -220,42 +321,71 @@ impl Report {
             (
                 self.findings.unroutable,
                 "unroutable",
-                "`run` stops at rows that cannot be routed: correct the rows, or the templates of [route]",
+                "`run` stops at rows that cannot be routed: correct the rows, or the templates of \
+                 [route]",
             ),
             (
                 self.total.out_of_order,
                 "out of order",
-                "check that writers of one aggregate wait for each other, and that outbox.order_by is their order",
+                "check that writers of one aggregate wait for each other, and that outbox.order_by \
+                 is their order",
             ),
             (
                 duplicated,
                 "duplicated",
-                "delivery is at least once: consumers recognize duplicates by their id, and verify accepts duplicates without --no-duplicates",
+                "delivery is at least once: consumers recognize duplicates by their id, and verify \
+                 accepts duplicates without --no-duplicates",
             ),
         ];
-        let faults: Vec<_> = faults.into_iter().filter(|(count, ..)| *count > 0).collect();
+        let faults: Vec<_> = faults
+            .into_iter()
+            .filter(|(count, ..)| *count > 0)
+            .collect();
         if faults.is_empty() {
             return Ok(());
         }
-        let (counts, remedies): (Vec<String>, Vec<&str>) =
-            faults.into_iter().map(|(count, what, remedy)| (format!("{count} {what}"), remedy)).unzip();
-        let error = Error::new(Kind::NotVerified, format!("outbox and topics differ: {}", counts.join(", ")));
-        Err(error.remedy(format!("{}; docs/how-to/verify.md lists other causes", remedies.join("; "))))
+        let (counts, remedies): (Vec<String>, Vec<&str>) = faults
+            .into_iter()
+            .map(|(count, what, remedy)| (format!("{count} {what}"), remedy))
+            .unzip();
+        let error = Error::new(
+            Kind::NotVerified,
+            format!("outbox and topics differ: {}", counts.join(", ")),
+        );
+        Err(error.remedy(format!(
+            "{}; docs/how-to/verify.md lists other causes",
+            remedies.join("; ")
+        )))
     }
 }
 
 fn add(table: &mut Grid, example: &Example) {
-    let Example { topic, partition, offset, id, key, .. } = example;
+    let Example {
+        topic,
+        partition,
+        offset,
+        id,
+        key,
+        ..
+    } = example;
     let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()));
     let topic = topic.as_deref().unwrap_or_default();
     let place = match (partition, offset) {
         (Some(partition), Some(offset)) => format!("{topic}[{partition}]@{offset}"),
         _ => topic.to_owned(),
     };
-    let place = if place.is_empty() { example.outbox.clone().unwrap_or_default() } else { place };
-    let behind = example.behind_offset.map(|offset| format!("after a later row at {offset}"));
+    let place = if place.is_empty() {
+        example.outbox.clone().unwrap_or_default()
+    } else {
+        place
+    };
+    let behind = example
+        .behind_offset
+        .map(|offset| format!("after a later row at {offset}"));
     let id = shown(id).map_or_else(|| "no id".to_owned(), |id| format!("id {id}"));
-    let key = shown(key).map(|key| format!("key {key}")).unwrap_or_default();
+    let key = shown(key)
+        .map(|key| format!("key {key}"))
+        .unwrap_or_default();
     let why = example.why.clone().or(behind).unwrap_or_default();
     table.row([&format_args!("  {place}"), &id, &key, &why]);
 }
@@ -266,20 +396,42 @@ mod tests {
     use crate::verify::Delivered;
 
     fn report() -> Report {
-        let outbox = |name: &str, is_ordered| Outbox { name: name.to_owned(), is_ordered };
-        let mut comparison = Comparison::new(vec![outbox("public.outbox", true), outbox("b.events", false)], 2);
+        let outbox = |name: &str, is_ordered| Outbox {
+            name: name.to_owned(),
+            is_ordered,
+        };
+        let mut comparison = Comparison::new(
+            vec![outbox("public.outbox", true), outbox("b.events", false)],
+            2,
+        );
         for (rank, id) in (1..).zip(["1", "2", "3", "4", "5\n"]) {
             comparison.row(0, "orders", id.as_bytes(), Some(b"o-1"), rank);
         }
         comparison.row(1, "invoices", b"9", None, 0);
         comparison.unroutable(1, b"10", "column kind is NULL".to_owned());
         for (offset, id) in (0..).zip([Some("2"), Some("1"), Some("1"), Some("8"), None]) {
-            let (id, key) = (id.map(str::as_bytes), Some(b"o-7".as_slice()));
-            comparison.record("orders", &Delivered { partition: 1, offset, id, key, is_replay: false });
+            let id = id.map(str::as_bytes);
+            let key = Some(b"o-7".as_slice());
+            comparison.record(
+                "orders",
+                &Delivered {
+                    partition: 1,
+                    offset,
+                    id,
+                    key,
+                    is_replay: false,
+                },
+            );
         }
         let mut report = Report::default();
-        report.notes.push("the order of public.outbox is that of \"id\"".to_owned());
-        report.found(comparison.findings(), &["invoices".to_owned()], &["orders".to_owned(), "sound".to_owned()]);
+        report
+            .notes
+            .push("the order of public.outbox is that of \"id\"".to_owned());
+        report.found(
+            comparison.findings(),
+            &["invoices".to_owned()],
+            &["orders".to_owned(), "sound".to_owned()],
+        );
         report
     }
 
@@ -318,25 +470,60 @@ mod tests {
     #[test]
     fn duplicates_alone_are_a_failure_only_with_the_flag_no_duplicates() {
         let verdict = |counts: Counts, unroutable, no_duplicates| {
-            let report =
-                Report { total: counts, findings: Findings { unroutable, ..Findings::default() }, ..Report::default() };
+            let report = Report {
+                total: counts,
+                findings: Findings {
+                    unroutable,
+                    ..Findings::default()
+                },
+                ..Report::default()
+            };
             report.verdict(no_duplicates).map_err(|error| {
                 let remedy = error.what_to_do().unwrap().to_owned();
                 (error.kind(), error.cause().to_owned(), remedy)
             })
         };
-        let duplicated = Counts { duplicated: 2, unknown: 3, outside: 4, replayed: 5, ..Counts::default() };
+        let duplicated = Counts {
+            duplicated: 2,
+            unknown: 3,
+            outside: 4,
+            replayed: 5,
+            ..Counts::default()
+        };
         assert_eq!(verdict(duplicated.clone(), 0, false), Ok(()));
         let (kind, cause, remedy) = verdict(duplicated, 0, true).unwrap_err();
-        assert_eq!((kind.exit_code(), cause.as_str()), (1, "outbox and topics differ: 2 duplicated"));
-        assert!(remedy.contains("at least once") && !remedy.contains("lag"), "{remedy}");
+        assert_eq!(
+            (kind.exit_code(), cause.as_str()),
+            (1, "outbox and topics differ: 2 duplicated")
+        );
+        assert!(
+            remedy.contains("at least once") && !remedy.contains("lag"),
+            "{remedy}"
+        );
         for (counts, unroutable, what_to_do) in [
-            (Counts { missing: 1, ..Counts::default() }, 0, "check the lag of the relay"),
-            (Counts { out_of_order: 1, ..Counts::default() }, 0, "check that writers"),
+            (
+                Counts {
+                    missing: 1,
+                    ..Counts::default()
+                },
+                0,
+                "check the lag of the relay",
+            ),
+            (
+                Counts {
+                    out_of_order: 1,
+                    ..Counts::default()
+                },
+                0,
+                "check that writers",
+            ),
             (Counts::default(), 1, "`run` stops at rows"),
         ] {
             let (kind, _, remedy) = verdict(counts, unroutable, false).unwrap_err();
-            assert!(kind == Kind::NotVerified && remedy.starts_with(what_to_do), "{remedy}");
+            assert!(
+                kind == Kind::NotVerified && remedy.starts_with(what_to_do),
+                "{remedy}"
+            );
         }
     }
 }

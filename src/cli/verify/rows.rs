@@ -18,7 +18,8 @@ use walrelay_core::template::Template;
 
 const DOING: &str = "reading the outbox";
 /// One snapshot for all tables.
-const BEGIN: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1";
+const BEGIN: &str =
+    "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1";
 const FETCH: &str = "fetch forward 2000 from walrelay_verify";
 const IDS_MAX: usize = 1_000;
 
@@ -35,7 +36,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(outbox: &OutboxConfig, name: &TableName, table: &Table, range: &Range) -> Result<Plan> {
+    pub(crate) fn new(
+        outbox: &OutboxConfig,
+        name: &TableName,
+        table: &Table,
+        range: &Range,
+    ) -> Result<Plan> {
         let outbox = without_content(outbox);
         let order = match &outbox.upkeep.order_by {
             Some(order) => Some(order.clone()),
@@ -44,8 +50,14 @@ impl Plan {
         let id = table.column(&outbox.id);
         Ok(Plan {
             condition: range.condition(&outbox, name, table)?,
-            columns: outbox.columns.iter().map(|name| described(name, table)).collect(),
-            id_type: id.map(|column| column.type_name.clone()).unwrap_or_default(),
+            columns: outbox
+                .columns
+                .iter()
+                .map(|name| described(name, table))
+                .collect(),
+            id_type: id
+                .map(|column| column.type_name.clone())
+                .unwrap_or_default(),
             // With the rows of child tables, as the application sees them: no stream has those.
             table: quote_table(name)?,
             name: name.clone(),
@@ -55,13 +67,23 @@ impl Plan {
     }
 
     fn select(&self) -> Result<String> {
-        let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+        let columns = self
+            .outbox
+            .columns
+            .iter()
+            .map(|column| quote_ident(column))
+            .collect::<Result<Vec<_>>>()?;
         // Rows without an order have the same rank.
         let rank = match &self.order {
             Some(order) => format!("pg_catalog.dense_rank() over (order by {order})"),
             None => "0".to_owned(),
         };
-        Ok(format!("select {}, {rank} from {} where {}", columns.join(", "), self.table, self.condition))
+        Ok(format!(
+            "select {}, {rank} from {} where {}",
+            columns.join(", "),
+            self.table,
+            self.condition
+        ))
     }
 }
 
@@ -78,7 +100,12 @@ fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
 
 fn numbered(outbox: &OutboxConfig, table: &Table) -> Result<Option<String>> {
     let id = || table.column(&outbox.id).filter(|id| id.is_integer());
-    table.counters().next().or_else(id).map(|column| quote_ident(&column.name)).transpose()
+    table
+        .counters()
+        .next()
+        .or_else(id)
+        .map(|column| quote_ident(&column.name))
+        .transpose()
 }
 
 /// Reads the rows of all plans as they are at one moment.
@@ -91,12 +118,21 @@ pub(crate) async fn read(
 ) -> Result<()> {
     session.run(DOING, BEGIN).await?;
     for (at, plan) in plans.iter().enumerate() {
-        let declare = format!("declare walrelay_verify no scroll cursor for {}", plan.select()?);
-        session.run(DOING, &declare).await.map_err(|error| with_grant(error, &plan.name, user))?;
+        let declare = format!(
+            "declare walrelay_verify no scroll cursor for {}",
+            plan.select()?
+        );
+        session
+            .run(DOING, &declare)
+            .await
+            .map_err(|error| with_grant(error, &plan.name, user))?;
         let mut routing = Routing::new(plan)?;
         let mut rows: u64 = 0;
         loop {
-            let page = session.texts(FETCH).await.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+            let page = session
+                .texts(FETCH)
+                .await
+                .map_err(|error| fault::sql(While::Querying(DOING), &error))?;
             if page.is_empty() {
                 break;
             }
@@ -114,9 +150,11 @@ fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     if error.kind() != Kind::PostgresRefused {
         return error;
     }
-    let (schema, user) = (quoted(name.schema()), quoted(user));
+    let schema = quoted(name.schema());
+    let user = quoted(user);
     error.remedy(format!(
-        "grant usage on schema {schema} to {user}; grant select on {name} to {user}; -- where row-level security \
+        "grant usage on schema {schema} to {user}; grant select on {name} to {user}; -- where \
+         row-level security \
          hides rows, use a role that bypasses it"
     ))
 }
@@ -132,19 +170,43 @@ impl<'p> Routing<'p> {
         let router = Router::new(&plan.outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
         let bug = |what: String| Error::new(Kind::Bug, format!("a plan without column {what}"));
         let polled = Polled::new(&plan.outbox, plan.columns.clone()).map_err(bug)?;
-        Ok(Routing { plan, router, polled })
+        Ok(Routing {
+            plan,
+            router,
+            polled,
+        })
     }
 
     fn row(&mut self, outbox: usize, row: &[Option<String>], into: &mut Comparison) {
-        let Some((rank, values)) = row.split_last() else { return };
-        let rank = rank.as_deref().and_then(|rank| rank.parse().ok()).unwrap_or(u32::MAX);
-        let id = values.first().and_then(Option::as_deref).unwrap_or_default();
-        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Table };
-        let values = values.iter().map(|value| value.as_deref().map(str::as_bytes));
+        let Some((rank, values)) = row.split_last() else {
+            return;
+        };
+        let rank = rank
+            .as_deref()
+            .and_then(|rank| rank.parse().ok())
+            .unwrap_or(u32::MAX);
+        let id = values
+            .first()
+            .and_then(Option::as_deref)
+            .unwrap_or_default();
+        let place = Place {
+            commit_lsn: Lsn::ZERO,
+            index: 0,
+            via: Via::Table,
+        };
+        let values = values
+            .iter()
+            .map(|value| value.as_deref().map(str::as_bytes));
         let event = match self.polled.event(place, outbox, values) {
             Ok(event) => event,
             Err((place, fault)) => {
-                let column = self.plan.outbox.columns.get(place).map(String::as_str).unwrap_or_default();
+                let column = self
+                    .plan
+                    .outbox
+                    .columns
+                    .get(place)
+                    .map(String::as_str)
+                    .unwrap_or_default();
                 return into.unroutable(outbox, id.as_bytes(), format!("column {column} {fault}"));
             }
         };
@@ -157,7 +219,8 @@ impl<'p> Routing<'p> {
     }
 }
 
-/// Searches the rows of records without a row: these rows may be outside the range, or newer than the snapshot.
+/// Searches the rows of records without a row: these rows may be outside the range, or newer than
+/// the snapshot.
 pub(crate) async fn find_strays(
     session: &SqlSession,
     plans: &[Plan],
@@ -168,19 +231,31 @@ pub(crate) async fn find_strays(
     for plan in plans {
         let strays = into.strays();
         // No other id can be the text of a column.
-        let texts: Vec<&str> = strays.iter().filter_map(|id| std::str::from_utf8(id).ok()).collect();
+        let texts: Vec<&str> = strays
+            .iter()
+            .filter_map(|id| std::str::from_utf8(id).ok())
+            .collect();
         let ids: Vec<&str> = texts.into_iter().filter(|id| !id.contains('\0')).collect();
-        let (column, table) = (quote_ident(&plan.outbox.id)?, &plan.table);
+        let column = quote_ident(&plan.outbox.id)?;
+        let table = &plan.table;
         let mut done = 0;
         for some in ids.chunks(IDS_MAX) {
-            let list = some.iter().map(|id| quote_literal(id)).collect::<Result<Vec<_>>>()?.join(", ");
+            let list = some
+                .iter()
+                .map(|id| quote_literal(id))
+                .collect::<Result<Vec<_>>>()?
+                .join(", ");
             let select = |left: &str, array: &str| {
-                format!("select {column} from {table} where {left} = any (array[{list}]::{array}[])")
+                format!(
+                    "select {column} from {table} where {left} = any (array[{list}]::{array}[])"
+                )
             };
             let found = match session.texts(&select(&column, &plan.id_type)).await {
                 // An id is not valid for the type: compare texts, without the index.
                 Err(error) if error.code().is_some_and(is_about_value) => {
-                    session.texts(&select(&format!("{column}::text"), "text")).await
+                    session
+                        .texts(&select(&format!("{column}::text"), "text"))
+                        .await
                 }
                 found => found,
             };
@@ -189,7 +264,9 @@ pub(crate) async fn find_strays(
                 into.exists(id.as_bytes());
             }
             done += some.len() as u64;
-            bar.at(done, Some(ids.len() as u64), || format!("records without a row looked for in {}", plan.name));
+            bar.at(done, Some(ids.len() as u64), || {
+                format!("records without a row looked for in {}", plan.name)
+            });
         }
     }
     Ok(())
@@ -223,7 +300,8 @@ mod tests {
         let remedy_of = |kind| with_grant(Error::new(kind, "x"), &name, "auditor").any_remedy();
         let told = |kind| remedy_of(kind).map(|remedy| remedy.to_string());
         let remedy = told(Kind::PostgresRefused).unwrap();
-        let grant = "grant usage on schema \"Shop\" to \"auditor\"; grant select on \"Shop\".events to \"auditor\"; --";
+        let grant = "grant usage on schema \"Shop\" to \"auditor\"; grant select on \
+                     \"Shop\".events to \"auditor\"; --";
         assert!(remedy.starts_with(grant), "{remedy}");
         assert_eq!(told(Kind::PostgresUnreachable), None);
     }
@@ -233,7 +311,8 @@ mod tests {
         let select = plan(Some("created_at, id")).select().unwrap();
         assert_eq!(
             select,
-            "select \"id\", \"aggregatetype\", \"aggregateid\", pg_catalog.dense_rank() over (order by created_at, id) \
+            "select \"id\", \"aggregatetype\", \"aggregateid\", pg_catalog.dense_rank() over \
+             (order by created_at, id) \
              from public.outbox where true"
         );
         assert!(plan(None).select().unwrap().contains(", 0 from"));
@@ -242,7 +321,10 @@ mod tests {
     #[test]
     fn a_row_is_expected_in_the_topic_of_the_router_or_counted_as_unroutable() {
         let plan = plan(Some("id"));
-        let outbox = crate::verify::Outbox { name: "o".to_owned(), is_ordered: true };
+        let outbox = crate::verify::Outbox {
+            name: "o".to_owned(),
+            is_ordered: true,
+        };
         let mut comparison = Comparison::new(vec![outbox], 5);
         let mut routing = Routing::new(&plan).unwrap();
         for row in [
@@ -252,13 +334,25 @@ mod tests {
             [None, Some("order"), Some("a"), Some("4")],
             [Some("5"), Some("no topic"), Some("a"), Some("5")],
         ] {
-            routing.row(0, &row.map(|value| value.map(str::to_owned)), &mut comparison);
+            routing.row(
+                0,
+                &row.map(|value| value.map(str::to_owned)),
+                &mut comparison,
+            );
         }
-        assert_eq!(comparison.topics().collect::<Vec<_>>(), ["outbox.event.order"]);
+        assert_eq!(
+            comparison.topics().collect::<Vec<_>>(),
+            ["outbox.event.order"]
+        );
         assert_eq!(comparison.owed("outbox.event.order"), 2);
         let found = comparison.findings();
         assert_eq!(found.unroutable, 3);
         let why = |at: usize| found.unroutable_rows[at].why.as_deref().unwrap();
-        assert!(why(0).contains("aggregatetype") && why(1).contains("id") && why(2).contains("no topic"), "{found:?}");
+        assert!(
+            why(0).contains("aggregatetype")
+                && why(1).contains("id")
+                && why(2).contains("no topic"),
+            "{found:?}"
+        );
     }
 }

@@ -18,7 +18,8 @@ use walrelay_core::position::ServerIdentity;
 use walrelay_core::route::{OwnedRecord, Router};
 use walrelay_core::sink::{Delivery, EnqueueError, Sink as _};
 
-/// How long acks are waited for: a topic that does not exist is known to be missing after a twelfth of it.
+/// How long acks are waited for: a topic that does not exist is known to be missing after a twelfth
+/// of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct RetryProducer<'a> {
@@ -57,7 +58,8 @@ pub(super) struct Sent {
     /// Of each event that has a record, whether the bus has it.
     pub(super) acked: Vec<bool>,
     pub(super) accepting: BTreeSet<String>,
-    /// Why the first event that the bus has not was refused; or an error about no record: the bus is away, or refuses us.
+    /// Why the first event that the bus has not was refused; or an error about no record: the bus
+    /// is away, or refuses us.
     pub(super) ended: Result<Option<Refusal>>,
 }
 
@@ -67,46 +69,80 @@ impl<'a> RetryProducer<'a> {
         server: &'a ServerIdentity,
         beside: Option<&'a StallGuard>,
     ) -> RetryProducer<'a> {
-        let (routes, refusing) = (HashMap::new(), HashMap::new());
-        RetryProducer { config, server, beside, sink: None, next: 0, routes, refusing }
+        let routes = HashMap::new();
+        let refusing = HashMap::new();
+        RetryProducer {
+            config,
+            server,
+            beside,
+            sink: None,
+            next: 0,
+            routes,
+            refusing,
+        }
     }
 
     /// Sends these events up to the first that cannot be sent, and waits for the acks.
     /// Errors: what is about the whole outbox. Nothing was sent.
     pub(super) async fn send(&mut self, events: &[ParkedRow]) -> Result<Sent> {
-        let (mut records, mut unfit) = (Vec::with_capacity(events.len()), None);
+        let mut records = Vec::with_capacity(events.len());
+        let mut unfit = None;
         for held in events {
             let record = match self.record(held)? {
                 Ok(record) => record,
                 Err(error) => {
-                    unfit = Some(Refusal { error, is_certain: true, is_logged: false });
+                    unfit = Some(Refusal {
+                        error,
+                        is_certain: true,
+                        is_logged: false,
+                    });
                     break;
                 }
             };
             let refused = record.with_record(|record| self.refusing.get(record.topic).cloned());
             if let Some(error) = refused {
-                unfit = Some(Refusal { error, is_certain: true, is_logged: true });
+                unfit = Some(Refusal {
+                    error,
+                    is_certain: true,
+                    is_logged: true,
+                });
                 break;
             }
             records.push(record);
         }
         let mut acked = vec![false; records.len()];
-        let ended = if records.is_empty() { Ok(None) } else { self.send_all(&records, &mut acked).await };
+        let ended = if records.is_empty() {
+            Ok(None)
+        } else {
+            self.send_all(&records, &mut acked).await
+        };
         if let Ok(Some(Refusal { error, .. })) = &ended {
-            self.refusing.extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
+            self.refusing
+                .extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
         }
         let accepting = records.iter().zip(&acked).filter(|(_, acked)| **acked);
-        let accepting = accepting.map(|(record, _)| record.with_record(|record| record.topic.to_owned())).collect();
-        Ok(Sent { acked, accepting, ended: ended.map(|refusal| refusal.or(unfit)) })
+        let accepting = accepting
+            .map(|(record, _)| record.with_record(|record| record.topic.to_owned()))
+            .collect();
+        Ok(Sent {
+            acked,
+            accepting,
+            ended: ended.map(|refusal| refusal.or(unfit)),
+        })
     }
 
     /// The record of an event, or why it has none.
     fn record(&mut self, held: &ParkedRow) -> Result<Result<OwnedRecord>> {
         let event = &held.event;
         if !self.routes.contains_key(&event.row.outbox) {
-            self.routes.insert(event.row.outbox, route_of(self.config, self.server, event.row.outbox)?);
+            self.routes.insert(
+                event.row.outbox,
+                route_of(self.config, self.server, event.row.outbox)?,
+            );
         }
-        let Some((outbox, router)) = self.routes.get_mut(&event.row.outbox) else { return Err(no_such_outbox()) };
+        let Some((outbox, router)) = self.routes.get_mut(&event.row.outbox) else {
+            return Err(no_such_outbox());
+        };
         let mut polled = match Polled::new(outbox, held.described()) {
             Ok(polled) => polled,
             Err(column) => {
@@ -114,10 +150,17 @@ impl<'a> RetryProducer<'a> {
                 return Ok(Err(Error::new(Kind::Event, cause).remedy(replay_instead())));
             }
         };
-        let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
+        let texts: Vec<Option<&[u8]>> = event
+            .columns
+            .iter()
+            .map(|column| column.text.as_deref())
+            .collect();
         let made = polled.event(event.place, event.row.outbox, texts.into_iter());
         let Ok(mut made) = made else {
-            return Ok(Err(Error::new(Kind::Event, "the stored columns of the event make no row")));
+            return Ok(Err(Error::new(
+                Kind::Event,
+                "the stored columns of the event make no row",
+            )));
         };
         made.committed_at_us = event.committed_at_us;
         Ok(match router.route(&made) {
@@ -126,7 +169,11 @@ impl<'a> RetryProducer<'a> {
         })
     }
 
-    async fn send_all(&mut self, records: &[OwnedRecord], acked: &mut [bool]) -> Result<Option<Refusal>> {
+    async fn send_all(
+        &mut self,
+        records: &[OwnedRecord],
+        acked: &mut [bool],
+    ) -> Result<Option<Refusal>> {
         let until = Instant::now() + SEND_TIMEOUT;
         let mut sink = match self.sink.take() {
             Some(sink) => sink,
@@ -158,10 +205,20 @@ impl<'a> RetryProducer<'a> {
     }
 }
 
-fn route_of(config: &Config, server: &ServerIdentity, outbox: usize) -> Result<(OutboxConfig, Router)> {
+fn route_of(
+    config: &Config,
+    server: &ServerIdentity,
+    outbox: usize,
+) -> Result<(OutboxConfig, Router)> {
     let outbox = config.outboxes.get(outbox).ok_or_else(no_such_outbox)?;
-    // These columns are no part of the record, and were not kept of one that was parked before they were asked for.
-    let mut outbox = OutboxConfig { max_attempts: None, traceparent: None, log_columns: Vec::new(), ..outbox.clone() };
+    // These columns are no part of the record, and were not kept of one that was parked before they
+    // were asked for.
+    let mut outbox = OutboxConfig {
+        max_attempts: None,
+        traceparent: None,
+        log_columns: Vec::new(),
+        ..outbox.clone()
+    };
     outbox.need_only_routed();
     let mut router = Router::new(&outbox).map_err(|error| Error::new(Kind::Bug, error))?;
     router.set_origin(&server.system_identifier, server.timeline);
@@ -169,10 +226,14 @@ fn route_of(config: &Config, server: &ServerIdentity, outbox: usize) -> Result<(
 }
 
 fn no_such_outbox() -> Error {
-    Error::new(Kind::Bug, "a parked event is of an outbox that is not configured")
+    Error::new(
+        Kind::Bug,
+        "a parked event is of an outbox that is not configured",
+    )
 }
 
-/// Why the first record that the bus has not was refused, and whether the producer goes on. One record is sent apart, so that it does when that is refused.
+/// Why the first record that the bus has not was refused, and whether the producer goes on. One
+/// record is sent apart, so that it does when that is refused.
 async fn sent(
     sink: &mut AnySink,
     base: u64,
@@ -181,7 +242,9 @@ async fn sent(
     until: Instant,
 ) -> Result<(Option<Refusal>, bool)> {
     let away = || Error::new(Kind::BusUnreachable, "the bus did not ack parked events");
-    let (mut failure, mut deliveries, mut next) = (None, Vec::new(), 0);
+    let mut failure = None;
+    let mut deliveries = Vec::new();
+    let mut next = 0;
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {
             let ticket = Ticket(base + next as u64);
@@ -196,17 +259,25 @@ async fn sent(
             }
         }
         // Acks of records before a refusal are awaited.
-        let first = acked.iter().position(|acked| !acked).unwrap_or(records.len());
+        let first = acked
+            .iter()
+            .position(|acked| !acked)
+            .unwrap_or(records.len());
         if first == next && (failure.is_some() || next == records.len()) {
             return judged(failure, true, true);
         }
-        timeout_at(until, sink.deliveries(&mut deliveries)).await.map_err(|_| away())?;
+        timeout_at(until, sink.deliveries(&mut deliveries))
+            .await
+            .map_err(|_| away())?;
         let mut ended = None;
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Acked(ticket) => {
                     let place = usize::try_from(ticket.0.wrapping_sub(base)).unwrap_or(usize::MAX);
-                    acked.get_mut(place).into_iter().for_each(|acked| *acked = true);
+                    acked
+                        .get_mut(place)
+                        .into_iter()
+                        .for_each(|acked| *acked = true);
                 }
                 Delivery::Refused(_, error) => _ = ended.get_or_insert((error, true)),
                 // The first says most.
@@ -220,9 +291,27 @@ async fn sent(
 }
 
 /// An error that concerns no record is no refusal.
-fn judged(failure: Option<Error>, is_certain: bool, goes_on: bool) -> Result<(Option<Refusal>, bool)> {
+fn judged(
+    failure: Option<Error>,
+    is_certain: bool,
+    goes_on: bool,
+) -> Result<(Option<Refusal>, bool)> {
     match failure {
-        Some(error) if matches!(error.kind().disposition(), Disposition::Retry | Disposition::Halt) => Err(error),
-        failure => Ok((failure.map(|error| Refusal { error, is_certain, is_logged: false }), goes_on)),
+        Some(error)
+            if matches!(
+                error.kind().disposition(),
+                Disposition::Retry | Disposition::Halt
+            ) =>
+        {
+            Err(error)
+        }
+        failure => Ok((
+            failure.map(|error| Refusal {
+                error,
+                is_certain,
+                is_logged: false,
+            }),
+            goes_on,
+        )),
     }
 }

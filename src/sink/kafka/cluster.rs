@@ -1,4 +1,5 @@
-//! The brokers' description of themselves, of topics, and of the rights of this client. Creates nothing.
+//! The brokers' description of themselves, of topics, and of the rights of this client. Creates
+//! nothing.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use super::topic_reader::{ADMIN_TIMEOUT, HIDDEN, TopicAdmin};
 use crate::config::KafkaConfig;
 use walrelay_core::error::{Error, Result};
 
-/// The brokers, as one of them describes the cluster. Settings are known where the client may see them.
+/// The brokers, as one of them describes the cluster. Settings are known where the client may see
+/// them.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     /// librdkafka's version, and what is known of that of the brokers.
@@ -57,7 +59,8 @@ pub(crate) struct Description {
 /// The times of records that a topic takes, as far as this client may see its settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TimeLimits {
-    /// `message.timestamp.after.max.ms` and `message.timestamp.before.max.ms`. None where the brokers set the time.
+    /// `message.timestamp.after.max.ms` and `message.timestamp.before.max.ms`. None where the
+    /// brokers set the time.
     pub after_max_ms: Option<i64>,
     pub before_max_ms: Option<i64>,
     /// `retention.ms`, where it is limited and the topic deletes.
@@ -66,7 +69,12 @@ pub(crate) struct TimeLimits {
 
 impl TimeLimits {
     fn of(setting: impl Fn(&str) -> Option<String>) -> TimeLimits {
-        let limit = |name| setting(name)?.parse().ok().filter(|limit| *limit >= 0 && *limit < i64::MAX);
+        let limit = |name| {
+            setting(name)?
+                .parse()
+                .ok()
+                .filter(|limit| *limit >= 0 && *limit < i64::MAX)
+        };
         if setting("message.timestamp.type").as_deref() == Some("LogAppendTime") {
             return TimeLimits::default();
         }
@@ -81,19 +89,21 @@ impl TimeLimits {
     /// Whether a record of this time is taken now.
     pub(crate) fn take(&self, time_ms: i64, now_ms: i64) -> bool {
         let age_ms = now_ms.saturating_sub(time_ms);
-        self.after_max_ms.is_none_or(|max| age_ms >= max.saturating_neg())
+        self.after_max_ms
+            .is_none_or(|max| age_ms >= max.saturating_neg())
             && self.before_max_ms.is_none_or(|max| age_ms <= max)
     }
 
     /// Whether a record of this time is older than what the topic keeps.
     pub(crate) fn is_expired(&self, time_ms: i64, now_ms: i64) -> bool {
-        self.retention_ms.is_some_and(|kept| now_ms.saturating_sub(time_ms) > kept)
+        self.retention_ms
+            .is_some_and(|kept| now_ms.saturating_sub(time_ms) > kept)
     }
 }
 
 impl Cluster {
-    /// Asks `broker` about itself and these topics, of which no two may be the same, with three questions whatever their
-    /// number. Blocks; for a thread of its own in a Tokio runtime.
+    /// Asks `broker` about itself and these topics, of which no two may be the same, with three
+    /// questions whatever their number. Blocks; for a thread of its own in a Tokio runtime.
     pub(crate) fn read(config: &KafkaConfig, broker: i32, topics: &[String]) -> Result<Cluster> {
         let admin = TopicAdmin::open(&Options::reader(config)?)?;
         let cluster = Cluster::ask(&admin, broker, topics);
@@ -101,15 +111,23 @@ impl Cluster {
         cluster.map_err(|code| faults::explain(code, Subject::default()))
     }
 
-    fn ask(admin: &TopicAdmin, broker: i32, topics: &[String]) -> Result<Cluster, RDKafkaErrorCode> {
+    fn ask(
+        admin: &TopicAdmin,
+        broker: i32,
+        topics: &[String],
+    ) -> Result<Cluster, RDKafkaErrorCode> {
         let described = describe(admin.0.inner(), topics, broker, ADMIN_TIMEOUT)?;
-        let missing = topics.iter().zip(&described).filter(|(_, answer)| is_missing(answer));
+        let missing = topics
+            .iter()
+            .zip(&described)
+            .filter(|(_, answer)| is_missing(answer));
         let missing: Vec<&str> = missing.map(|(topic, _)| topic.as_str()).collect();
         let mut creations = admin.may_create(&missing).into_iter();
         let mut asked = vec![Resource::Broker(broker)];
         asked.extend(topics.iter().map(|topic| Resource::Topic(topic)));
         let settings = admin.settings(&asked, Some(broker));
-        let (settings, why) = settings.map_or_else(|why| (Vec::new(), why), |all| (all, HIDDEN.to_owned()));
+        let (settings, why) =
+            settings.map_or_else(|why| (Vec::new(), why), |all| (all, HIDDEN.to_owned()));
         let mut settings = settings.iter();
         let of_broker = settings.next().filter(|settings| !settings.is_empty());
         let of = |name: &str| of_broker?.get(name).cloned();
@@ -119,9 +137,13 @@ impl Cluster {
             None => format!("not known, because {why}"),
         });
         Ok(Cluster {
-            versions: format!("librdkafka {}; protocol of the brokers: {of_brokers}", get_rdkafka_version().1),
+            versions: format!(
+                "librdkafka {}; protocol of the brokers: {of_brokers}",
+                get_rdkafka_version().1
+            ),
             creates_topics: of("auto.create.topics.enable").map(|value| value == "true"),
-            transaction_max_ms: of("transaction.max.timeout.ms").and_then(|value| value.parse().ok()),
+            transaction_max_ms: of("transaction.max.timeout.ms")
+                .and_then(|value| value.parse().ok()),
             topics: topics
                 .iter()
                 .zip(described)
@@ -129,7 +151,9 @@ impl Cluster {
                     let settings = settings.next();
                     match answer {
                         Ok(described) => Topic::Exists(Description::of(&described, settings)),
-                        Err(_) if is_missing(&answer) => Topic::Missing(creations.next().unwrap_or(Ok(()))),
+                        Err(_) if is_missing(&answer) => {
+                            Topic::Missing(creations.next().unwrap_or(Ok(())))
+                        }
                         Err(code) => Topic::Refused(faults::explain(code, of_topic(name))),
                     }
                 })
@@ -139,21 +163,38 @@ impl Cluster {
 
     /// Whether the brokers keep a transaction open for this long, as far as they tell.
     pub(crate) fn allows_transaction(&self, timeout: Duration) -> Result<()> {
-        let Some(max) = self.transaction_max_ms.filter(|max| timeout.as_millis() > *max) else { return Ok(()) };
-        let error = faults::explain(RDKafkaErrorCode::InvalidTransactionTimeout, Subject::default());
+        let Some(max) = self
+            .transaction_max_ms
+            .filter(|max| timeout.as_millis() > *max)
+        else {
+            return Ok(());
+        };
+        let error = faults::explain(
+            RDKafkaErrorCode::InvalidTransactionTimeout,
+            Subject::default(),
+        );
         Err(error.because(format_args!("transaction.max.timeout.ms is {max}")))
     }
 }
 
 fn is_missing(answer: &Answer) -> bool {
     use RDKafkaErrorCode as Code;
-    matches!(answer, Err(Code::UnknownTopicOrPartition | Code::UnknownTopic))
+    matches!(
+        answer,
+        Err(Code::UnknownTopicOrPartition | Code::UnknownTopic)
+    )
 }
 
 impl Description {
     fn of(described: &Described, settings: Option<&Settings>) -> Description {
         let of = |name: &str| settings?.get(name).cloned();
-        let Described { partitions, leaderless, replicas, may_read, may_write } = *described;
+        let Described {
+            partitions,
+            leaderless,
+            replicas,
+            may_read,
+            may_write,
+        } = *described;
         Description {
             partitions,
             leaderless,
@@ -170,8 +211,13 @@ impl Description {
 
     /// Whether topic `name` takes a record of this size.
     pub(crate) fn takes(&self, name: &str, record_bytes: usize) -> Result<()> {
-        let Some(limit) = self.message_max_bytes.filter(|limit| record_bytes > *limit) else { return Ok(()) };
-        let subject = Subject { record_bytes: Some(record_bytes), ..of_topic(name) };
+        let Some(limit) = self.message_max_bytes.filter(|limit| record_bytes > *limit) else {
+            return Ok(());
+        };
+        let subject = Subject {
+            record_bytes: Some(record_bytes),
+            ..of_topic(name)
+        };
         let error = faults::explain(RDKafkaErrorCode::MessageSizeTooLarge, subject);
         Err(error.because(format_args!("max.message.bytes is {limit}")))
     }
@@ -180,18 +226,30 @@ impl Description {
 /// Settings with which records can be lost that all replicas in sync had acked.
 fn unsafe_settings(setting: impl Fn(&str) -> Option<String>, replicas: usize) -> Vec<String> {
     // `write.caching` is one of Redpanda: brokers ack what no disk has.
-    let risks = [("unclean.leader.election.enable", "true"), ("write.caching", "true"), ("min.insync.replicas", "1")];
+    let risks = [
+        ("unclean.leader.election.enable", "true"),
+        ("write.caching", "true"),
+        ("min.insync.replicas", "1"),
+    ];
     let is_set = |(name, value): &(&str, &str)| {
         let matters = *name == "write.caching" || replicas > 1;
         matters && setting(name).is_some_and(|given| given == *value)
     };
-    risks.into_iter().filter(is_set).map(|(name, value)| format!("{name}={value}")).collect()
+    risks
+        .into_iter()
+        .filter(is_set)
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect()
 }
 
 /// The error for a record of this time, which a topic does not take.
 pub(crate) fn takes_no_time(topic: &str, time_ms: i64, config: &KafkaConfig) -> Error {
     let columns = config.timestamp_columns.join(" or ");
-    let subject = Subject { time_ms: Some(time_ms), timestamp_columns: &columns, ..of_topic(topic) };
+    let subject = Subject {
+        time_ms: Some(time_ms),
+        timestamp_columns: &columns,
+        ..of_topic(topic)
+    };
     faults::explain(RDKafkaErrorCode::InvalidTimestamp, subject)
 }
 
@@ -205,15 +263,26 @@ pub(crate) fn may_not_write(topic: &str) -> Error {
 }
 
 fn of_topic(topic: &str) -> Subject<'_> {
-    Subject { topic: Some(topic), alone: true, ..Subject::default() }
+    Subject {
+        topic: Some(topic),
+        alone: true,
+        ..Subject::default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settings<'s>(given: &'s [(&'s str, &'s str)]) -> impl Fn(&str) -> Option<String> + Copy + 's {
-        |name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    fn settings<'s>(
+        given: &'s [(&'s str, &'s str)],
+    ) -> impl Fn(&str) -> Option<String> + Copy + 's {
+        |name| {
+            given
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        }
     }
 
     #[test]
@@ -225,10 +294,17 @@ mod tests {
             ("retention.ms", "1"),
         ];
         let of = settings(&given);
-        let all = ["unclean.leader.election.enable=true", "write.caching=true", "min.insync.replicas=1"];
+        let all = [
+            "unclean.leader.election.enable=true",
+            "write.caching=true",
+            "min.insync.replicas=1",
+        ];
         assert_eq!(unsafe_settings(of, 3), all);
         assert_eq!(unsafe_settings(of, 1), ["write.caching=true"]);
-        let safe = [("unclean.leader.election.enable", "false"), ("min.insync.replicas", "2")];
+        let safe = [
+            ("unclean.leader.election.enable", "false"),
+            ("min.insync.replicas", "2"),
+        ];
         assert!(unsafe_settings(settings(&safe), 3).is_empty());
     }
 
@@ -247,7 +323,10 @@ mod tests {
         assert!(limits.is_expired(9_499, 10_000) && !limits.is_expired(9_500, 10_000));
         let by_brokers = [&given[..], &[("message.timestamp.type", "LogAppendTime")]].concat();
         assert_eq!(TimeLimits::of(settings(&by_brokers)), TimeLimits::default());
-        let unlimited = [("message.timestamp.before.max.ms", "9223372036854775807"), ("retention.ms", "-1")];
+        let unlimited = [
+            ("message.timestamp.before.max.ms", "9223372036854775807"),
+            ("retention.ms", "-1"),
+        ];
         assert_eq!(TimeLimits::of(settings(&unlimited)), TimeLimits::default());
     }
 }

@@ -1,4 +1,5 @@
-//! librdkafka's callbacks: delivery reports, errors, logs. They run on the producer's polling thread.
+//! librdkafka's callbacks: delivery reports, errors, logs. They run on the producer's polling
+//! thread.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -30,8 +31,8 @@ use walrelay_core::ledger::Ticket;
 
 use walrelay_core::route::Record;
 
-/// An ack without an offset: librdkafka infers one from the ack of a later batch, or from Kafka taking the record for a
-/// copy. Both are guesses, and a guess is no delivery (P1).
+/// An ack without an offset: librdkafka infers one from the ack of a later batch, or from Kafka
+/// taking the record for a copy. Both are guesses, and a guess is no delivery (P1).
 const UNKNOWN_OFFSET: RDKafkaErrorCode = RDKafkaErrorCode::NoOffset;
 
 /// Marks the opaque of a record whose sender waits for it itself; all others are tickets.
@@ -70,7 +71,8 @@ impl Reports {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
     Running,
-    /// A record was not delivered, or a transaction is not known to be committed: nothing behind it is taken.
+    /// A record was not delivered, or a transaction is not known to be committed: nothing behind it
+    /// is taken.
     Failed,
     /// The sink is gone, and the producer is being freed.
     Closing,
@@ -89,7 +91,8 @@ pub(super) struct Pace {
 struct Throttle {
     /// The average time for which it does.
     time: Duration,
-    /// The end of it. A broker tells before it waits, and one interval may bring nothing but the wait.
+    /// The end of it. A broker tells before it waits, and one interval may bring nothing but the
+    /// wait.
     until: Instant,
 }
 
@@ -98,12 +101,16 @@ impl Pace {
         self.throttle.lock().map(|throttle| throttle.time)
     }
 
-    /// Takes the average of an interval, 0 where nothing was throttled. Says whether the client is throttled from now on.
+    /// Takes the average of an interval, 0 where nothing was throttled. Says whether the client is
+    /// throttled from now on.
     fn throttled(&self, time: Duration, now: Instant) -> bool {
         let mut throttle = self.throttle.lock();
         let was_throttled = throttle.is_some();
         if !time.is_zero() {
-            *throttle = Some(Throttle { time, until: now + time });
+            *throttle = Some(Throttle {
+                time,
+                until: now + time,
+            });
         } else if throttle.is_some_and(|throttle| throttle.until <= now) {
             *throttle = None;
         }
@@ -115,9 +122,10 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) tracker: Tracker,
-    /// librdkafka asks a broker for its cluster at the beginning of a connection, and sends the first record after the answer.
-    /// But its main thread takes that answer in, and another thread the acks. An ack of another cluster would count if the
-    /// main thread stood still for as long as the first record takes from there to its ack, and to the relay's loop.
+    /// librdkafka asks a broker for its cluster at the beginning of a connection, and sends the
+    /// first record after the answer. But its main thread takes that answer in, and another thread
+    /// the acks. An ack of another cluster would count if the main thread stood still for as long
+    /// as the first record takes from there to its ack, and to the relay's loop.
     pub(super) home: Home,
     life: AtomicU8,
     pub(super) reports: Mutex<Reports>,
@@ -126,7 +134,8 @@ pub(super) struct Shared {
     /// Why a record of this producer may reach a broker late. The first doubt stays.
     pub(super) doubt: OnceLock<Doubt>,
     denied: Denied,
-    /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
+    /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody
+    /// has polled.
     pub(super) outstanding: AtomicUsize,
     /// Whether anything was reported since the probe looked.
     pub(super) reported: AtomicBool,
@@ -200,7 +209,9 @@ impl Shared {
 /// The opaque of an event's record, which may have chosen its partition itself.
 /// Errors: the ticket is one no ledger ever gives out: of all numbers a quarter is theirs.
 pub(super) fn opaque(ticket: Ticket, chosen: bool) -> Result<usize> {
-    let opaque = usize::try_from(ticket.0).ok().filter(|opaque| opaque & (AWAITED | CHOSEN) == 0);
+    let opaque = usize::try_from(ticket.0)
+        .ok()
+        .filter(|opaque| opaque & (AWAITED | CHOSEN) == 0);
     opaque
         .map(|opaque| if chosen { opaque | CHOSEN } else { opaque })
         .ok_or_else(|| Error::new(Kind::Bug, "tickets have run out"))
@@ -217,22 +228,37 @@ pub(super) struct Context {
 
 impl Context {
     pub(super) fn new(shared: Arc<Shared>, options: Options) -> Context {
-        Context { shared, options, partitioner: KeyPartitioner::default(), is_apart: false }
+        Context {
+            shared,
+            options,
+            partitioner: KeyPartitioner::default(),
+            is_apart: false,
+        }
     }
 
     /// The context of a second producer, for records that may be refused.
     pub(super) fn apart(&self) -> Context {
-        let (shared, options) = (Arc::clone(&self.shared), self.options.clone().apart());
-        Context { is_apart: true, ..Context::new(shared, options) }
+        let shared = Arc::clone(&self.shared);
+        let options = self.options.clone().apart();
+        Context {
+            is_apart: true,
+            ..Context::new(shared, options)
+        }
     }
 
-    /// Brokers refuse this client. Where files of the properties were replaced since it was made, a new one is made of them.
+    /// Brokers refuse this client. Where files of the properties were replaced since it was made, a
+    /// new one is made of them.
     fn refused(&self, refusal: Error) {
-        let refusal = if self.options.files.have_changed() { outdated() } else { refusal };
+        let refusal = if self.options.files.have_changed() {
+            outdated()
+        } else {
+            refusal
+        };
         self.shared.tracker.refused(refusal);
     }
 
-    /// No broker answers. Where files of the properties were replaced, a broker may have closed the connection for that.
+    /// No broker answers. Where files of the properties were replaced, a broker may have closed the
+    /// connection for that.
     pub(super) fn is_down(&self, cause: String) {
         if self.options.files.have_changed() {
             self.shared.tracker.refused(outdated());
@@ -242,21 +268,32 @@ impl Context {
     }
 
     /// Why librdkafka did not take `record` after it was enqueued.
-    pub(super) fn failure(&self, record: &Record<'_>, ticket: Ticket, error: &KafkaError) -> Failure {
+    pub(super) fn failure(
+        &self,
+        record: &Record<'_>,
+        ticket: Ticket,
+        error: &KafkaError,
+    ) -> Failure {
         Failure {
             ticket,
             code: faults::of_record(code(error), record.partition.is_some()),
             topic: record.topic.to_owned(),
             partition: record.partition.unwrap_or(-1),
             record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
-            label: record.headers.first().and_then(|(name, value)| self.label(name, *value)),
+            label: record
+                .headers
+                .first()
+                .and_then(|(name, value)| self.label(name, *value)),
             time_ms: record.timestamp_ms,
         }
     }
 
-    /// The event's id in a record's first header: it comes first where it comes at all, and no other header is shown (P11).
+    /// The event's id in a record's first header: it comes first where it comes at all, and no
+    /// other header is shown (P11).
     fn label(&self, name: &str, value: Option<&[u8]>) -> Option<Shown> {
-        value.filter(|_| self.options.id_headers.iter().any(|id| id == name)).map(Shown::of)
+        value
+            .filter(|_| self.options.id_headers.iter().any(|id| id == name))
+            .map(Shown::of)
     }
 }
 
@@ -290,10 +327,16 @@ impl ProducerContext<KeyPartitioner> for Context {
         let mut reports = self.shared.reports.lock();
         let first = reports.is_empty();
         if let Some(code) = code {
-            let id = message.headers().filter(|headers| headers.count() > 0).map(|headers| headers.get(0));
+            let id = message
+                .headers()
+                .filter(|headers| headers.count() > 0)
+                .map(|headers| headers.get(0));
             let failure = Failure {
                 ticket,
-                code: faults::of_record(self.shared.denied.reason(message.topic(), code), opaque & CHOSEN != 0),
+                code: faults::of_record(
+                    self.shared.denied.reason(message.topic(), code),
+                    opaque & CHOSEN != 0,
+                ),
                 topic: message.topic().to_owned(),
                 partition: message.partition(),
                 record_bytes,
@@ -326,26 +369,46 @@ impl ClientContext for Context {
             self.shared.note_doubt(Doubt::of_line(facility, text));
             self.shared.denied.note(facility, text);
             if let Some(reason) = reason_in(facility, text) {
-                self.shared.tracker.note(self.options.redactor.clean(reason), false);
+                self.shared
+                    .tracker
+                    .note(self.options.redactor.clean(reason), false);
             }
         }
-        // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
+        // The one property librdkafka calls experimental is set on purpose; warning of it at each
+        // start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
-        // The records that a closing producer gives up are known, and sound like a disaster in librdkafka's words.
-        let unheard =
-            known || self.options.quiet || level as i32 > self.options.heard as i32 || self.shared.is_closing();
-        write_log(&self.options.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
+        // The records that a closing producer gives up are known, and sound like a disaster in
+        // librdkafka's words.
+        let unheard = known
+            || self.options.quiet
+            || level as i32 > self.options.heard as i32
+            || self.shared.is_closing();
+        write_log(
+            &self.options.redactor,
+            if unheard {
+                RDKafkaLogLevel::Debug
+            } else {
+                level
+            },
+            facility,
+            text,
+        );
     }
 
     fn stats_raw(&self, statistics: &[u8]) {
         tracing::trace!(target: "librdkafka", statistics = %String::from_utf8_lossy(statistics));
-        let Ok(Statistics { brokers }) = serde_json::from_slice(statistics) else { return };
+        let Ok(Statistics { brokers }) = serde_json::from_slice(statistics) else {
+            return;
+        };
         let pace = &self.shared.pace;
-        pace.round_trip_us.store(longest(&brokers, |broker| broker.rtt), Ordering::Relaxed);
+        pace.round_trip_us
+            .store(longest(&brokers, |broker| broker.rtt), Ordering::Relaxed);
         let throttle_ms = longest(&brokers, |broker| broker.throttle);
-        if pace.throttled(Duration::from_millis(throttle_ms), Instant::now()) && !self.options.quiet {
+        if pace.throttled(Duration::from_millis(throttle_ms), Instant::now()) && !self.options.quiet
+        {
             let fix = Remedy::from(
-                "raise the quota of this user or client: kafka-configs --bootstrap-server … --describe --entity-type users \
+                "raise the quota of this user or client: kafka-configs --bootstrap-server … \
+                 --describe --entity-type users \
                  --entity-type clients",
             );
             tracing::warn!(
@@ -379,8 +442,8 @@ impl ClientContext for Context {
 
 /// The error of a producer whose files were replaced: the next one reads them.
 fn outdated() -> Error {
-    let cause =
-        "Kafka does not answer, and a file that the Kafka properties name has changed: making a producer with it";
+    let cause = "Kafka does not answer, and a file that the Kafka properties name has changed: \
+                 making a producer with it";
     Error::new(Kind::BusUnreachable, cause)
 }
 
@@ -404,20 +467,33 @@ struct Window {
 }
 
 /// The longest average time of a broker; 0 where there was nothing to measure in this interval.
-fn longest(brokers: &HashMap<String, BrokerStatistics>, of: impl Fn(&BrokerStatistics) -> Window) -> u64 {
-    brokers.values().map(of).filter(|window| window.cnt > 0).map(|window| window.avg).max().unwrap_or_default()
+fn longest(
+    brokers: &HashMap<String, BrokerStatistics>,
+    of: impl Fn(&BrokerStatistics) -> Window,
+) -> u64 {
+    brokers
+        .values()
+        .map(of)
+        .filter(|window| window.cnt > 0)
+        .map(|window| window.avg)
+        .max()
+        .unwrap_or_default()
 }
 
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
 fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
-    let of_sasl = [Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState];
+    let of_sasl = [
+        Code::SaslAuthenticationFailed,
+        Code::UnsupportedSASLMechanism,
+        Code::IllegalSASLState,
+    ];
     code == Code::Authentication || code == Code::SSL || of_sasl.contains(&code)
 }
 
-/// Facilities of the lines whose news is in lines of walrelay, with librdkafka's reason: connections that ended
-/// (`broker_disconnected`, `bus_disconnected`, `bus_refused`), requests that timed out, which end a connection, and failed
-/// transactions (`producer_failed`, `topic_refused`).
+/// Facilities of the lines whose news is in lines of walrelay, with librdkafka's reason:
+/// connections that ended (`broker_disconnected`, `bus_disconnected`, `bus_refused`), requests that
+/// timed out, which end a connection, and failed transactions (`producer_failed`, `topic_refused`).
 const TOLD: [&str; 4] = [ENDED_FACILITY, "REQTMOUT", "TXNERR", DENIED_FACILITY];
 
 /// Whether walrelay tells by itself what this line tells.
@@ -425,12 +501,17 @@ fn is_told(level: RDKafkaLogLevel, facility: &str) -> bool {
     level as i32 > RDKafkaLogLevel::Critical as i32 && TOLD.contains(&facility)
 }
 
-/// Writes a line of librdkafka's log to ours, with secrets taken out. An error of librdkafka is a warning here, because
-/// librdkafka goes on. Lines with news that walrelay logs itself are written at the level debug.
+/// Writes a line of librdkafka's log to ours, with secrets taken out. An error of librdkafka is a
+/// warning here, because librdkafka goes on. Lines with news that walrelay logs itself are written
+/// at the level debug.
 pub(super) fn write_log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
     use RDKafkaLogLevel as Level;
     let event = "librdkafka_reported";
-    match if is_told(level, facility) { Level::Debug } else { level } {
+    match if is_told(level, facility) {
+        Level::Debug
+    } else {
+        level
+    } {
         Level::Emerg | Level::Alert | Level::Critical => {
             tracing::error!(target: "librdkafka", event, facility, "{}", redactor.clean(text));
         }
@@ -446,8 +527,11 @@ pub(super) fn write_log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &
 
 /// Why a connection ended, in a line of librdkafka's log: the text behind the name of the thread.
 pub(super) fn reason_in<'t>(facility: &str, text: &'t str) -> Option<&'t str> {
-    let reason =
-        || text.split_once("]: ").filter(|(thread, _)| thread.starts_with("[thrd:")).map_or(text, |(_, rest)| rest);
+    let reason = || {
+        text.split_once("]: ")
+            .filter(|(thread, _)| thread.starts_with("[thrd:"))
+            .map_or(text, |(_, rest)| rest)
+    };
     (facility == ENDED_FACILITY).then(reason)
 }
 
@@ -460,7 +544,8 @@ const DENIED: &str = "Topic authorization failed";
 
 /// Topics that were denied to a producer: the brokers keep their partitions out of a transaction.
 ///
-/// librdkafka then gives the transaction up, and calls every record in it purged. Only a line of its log names the topic.
+/// librdkafka then gives the transaction up, and calls every record in it purged. Only a line of
+/// its log names the topic.
 #[derive(Debug, Default)]
 struct Denied(Mutex<HashSet<String>>);
 
@@ -482,11 +567,16 @@ impl Denied {
         if !is_purged || !self.0.lock().contains(topic) {
             return code;
         }
-        if KafkaSink::is_internal(topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
+        if KafkaSink::is_internal(topic) {
+            Code::InvalidTopic
+        } else {
+            Code::TopicAuthorizationFailed
+        }
     }
 }
 
-/// A commit is answered within milliseconds. One that took this long may have been sent twice, and no line says so.
+/// A commit is answered within milliseconds. One that took this long may have been sent twice, and
+/// no line says so.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Facility of the lines in which librdkafka says that a connection has ended.
@@ -496,14 +586,17 @@ const IN_USE: [&str; 2] = ["in state UP", "in state REAUTH"];
 /// A part of all such lines.
 const IN_STATE: &str = "in state ";
 
-/// Why a producer is not to begin another transaction although its last is committed: a request of that may be on its way.
+/// Why a producer is not to begin another transaction although its last is committed: a request of
+/// that may be on its way.
 ///
-/// librdkafka sends a commit again when the connection breaks before the answer. The request that went down with that
-/// connection may reach the coordinator late. Without KIP-890 nothing tells it from the commit of the transaction which that
-/// producer has open by then: it would end that one, half done. A new producer has a new epoch, which fences late requests.
+/// librdkafka sends a commit again when the connection breaks before the answer. The request that
+/// went down with that connection may reach the coordinator late. Without KIP-890 nothing tells it
+/// from the commit of the transaction which that producer has open by then: it would end that one,
+/// half done. A new producer has a new epoch, which fences late requests.
 ///
-/// librdkafka does not say which requests it sends again. It says that a connection broke, in a line of its log, and the
-/// second time within half a minute it says nothing. So one such line is enough for all that comes after it.
+/// librdkafka does not say which requests it sends again. It says that a connection broke, in a
+/// line of its log, and the second time within half a minute it says nothing. So one such line is
+/// enough for all that comes after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
     /// A connection broke that requests may have gone down with.
@@ -537,7 +630,8 @@ impl fmt::Display for Doubt {
 #[cfg(test)]
 mod tests {
     use RDKafkaErrorCode::{
-        InvalidTopic, MessageSizeTooLarge, PurgeInflight, PurgeQueue, TopicAuthorizationFailed as Denial,
+        InvalidTopic, MessageSizeTooLarge, PurgeInflight, PurgeQueue,
+        TopicAuthorizationFailed as Denial,
     };
 
     use super::*;
@@ -564,7 +658,11 @@ mod tests {
             (Life::Failed, true, true),
         ] {
             shared.advance(life);
-            assert_eq!((shared.has_ended(), shared.is_closing()), (has_ended, is_closing), "{life:?}");
+            assert_eq!(
+                (shared.has_ended(), shared.is_closing()),
+                (has_ended, is_closing),
+                "{life:?}"
+            );
         }
     }
 
@@ -573,7 +671,10 @@ mod tests {
         let pace = Pace::default();
         let start = Instant::now();
         let told = |after_s, time_s| {
-            let begins = pace.throttled(Duration::from_secs(time_s), start + Duration::from_secs(after_s));
+            let begins = pace.throttled(
+                Duration::from_secs(time_s),
+                start + Duration::from_secs(after_s),
+            );
             (begins, pace.throttle().map(|time| time.as_secs()))
         };
         assert_eq!(told(0, 0), (false, None));
@@ -587,15 +688,19 @@ mod tests {
     #[test]
     fn round_trip_and_throttle_are_those_of_the_slowest_broker_that_was_measured() {
         let window = |avg, cnt| serde_json::json!({"min": 1, "avg": avg, "cnt": cnt});
-        let broker =
-            |avg, cnt| serde_json::json!({"nodeid": 1, "rtt": window(avg, cnt), "throttle": window(avg / 100, cnt)});
+        let broker = |avg, cnt| serde_json::json!({"nodeid": 1, "rtt": window(avg, cnt), "throttle": window(avg / 100, cnt)});
         let of = |brokers| {
             let statistics = serde_json::json!({"brokers": brokers, "ts": 1}).to_string();
             let Statistics { brokers } = serde_json::from_str(&statistics).unwrap();
-            [longest(&brokers, |broker| broker.rtt), longest(&brokers, |broker| broker.throttle)]
+            [
+                longest(&brokers, |broker| broker.rtt),
+                longest(&brokers, |broker| broker.throttle),
+            ]
         };
         assert_eq!(
-            of(serde_json::json!({"a": broker(700, 2), "b": broker(1200, 1), "c": broker(9000, 0)})),
+            of(
+                serde_json::json!({"a": broker(700, 2), "b": broker(1200, 1), "c": broker(9000, 0)})
+            ),
             [1200, 12]
         );
         assert_eq!(of(serde_json::json!({"a": broker(700, 0)})), [0, 0]);
@@ -614,8 +719,14 @@ mod tests {
             assert_eq!(is_told(level, facility), expected, "{level:?} {facility}");
         }
         let line = "[thrd:[::1]:9092/1]: [::1]:9092/1: Connect to ipv6#[::1]:9092 failed: refused";
-        assert_eq!(reason_in("FAIL", line), Some("[::1]:9092/1: Connect to ipv6#[::1]:9092 failed: refused"));
-        assert_eq!((reason_in("FAIL", "cut"), reason_in("CONFWARN", line)), (Some("cut"), None));
+        assert_eq!(
+            reason_in("FAIL", line),
+            Some("[::1]:9092/1: Connect to ipv6#[::1]:9092 failed: refused")
+        );
+        assert_eq!(
+            (reason_in("FAIL", "cut"), reason_in("CONFWARN", line)),
+            (Some("cut"), None)
+        );
     }
 
     #[test]
@@ -623,7 +734,8 @@ mod tests {
         let denied = Denied::default();
         let line = |topic: &str, why: &str| {
             format!(
-                "[thrd:main]: TxnCoordinator/1: Failed to add partition \"{topic}\" [0] to transaction: Broker: {why}"
+                "[thrd:main]: TxnCoordinator/1: Failed to add partition \"{topic}\" [0] to \
+                 transaction: Broker: {why}"
             )
         };
         denied.note("ADDPARTS", &line("mail", "Operation not attempted"));
@@ -645,9 +757,12 @@ mod tests {
     #[test]
     fn a_broken_connection_or_a_slow_commit_is_a_doubt_and_a_failed_connect_is_not() {
         for line in [
-            "[thrd:TxnCoordinator]: TxnCoordinator: 127.0.0.1:9092: Disconnected: connection closed by peer (after 7ms in state UP)",
-            "[thrd:b:1/1]: b:1/1: 1 request(s) timed out: disconnect (average rtt 1.2ms) (after 60009ms in state UP)",
-            "[thrd:b:1/1]: b:1/1: Receive failed: Connection reset by peer (after 9ms in state UP, 3 identical error(s) suppressed)",
+            "[thrd:TxnCoordinator]: TxnCoordinator: 127.0.0.1:9092: Disconnected: connection \
+             closed by peer (after 7ms in state UP)",
+            "[thrd:b:1/1]: b:1/1: 1 request(s) timed out: disconnect (average rtt 1.2ms) (after \
+             60009ms in state UP)",
+            "[thrd:b:1/1]: b:1/1: Receive failed: Connection reset by peer (after 9ms in state UP, \
+             3 identical error(s) suppressed)",
             "[thrd:b:1/1]: b:1/1: Disconnected (after 9ms in state REAUTH)",
             "a line that was cut off",
         ] {
@@ -655,9 +770,12 @@ mod tests {
             assert_eq!(Doubt::of_line("CONFWARN", line), None);
         }
         for line in [
-            "[thrd:b:1/1]: b:1/1: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)",
-            "[thrd:b:1/1]: b:1/1: Failed to resolve 'b:1': Name or service not known (after 1ms in state TRY_CONNECT)",
-            "[thrd:b:1/1]: b:1/1: Disconnected: verify that security.protocol is right (after 1ms in state APIVERSION_QUERY)",
+            "[thrd:b:1/1]: b:1/1: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after \
+             0ms in state CONNECT)",
+            "[thrd:b:1/1]: b:1/1: Failed to resolve 'b:1': Name or service not known (after 1ms in \
+             state TRY_CONNECT)",
+            "[thrd:b:1/1]: b:1/1: Disconnected: verify that security.protocol is right (after 1ms \
+             in state APIVERSION_QUERY)",
         ] {
             assert_eq!(Doubt::of_line("FAIL", line), None, "{line}");
         }

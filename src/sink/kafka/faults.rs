@@ -24,12 +24,20 @@ pub(crate) struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     pub(crate) fn of_record(topic: &'a str, partition: i32, record_bytes: usize) -> Subject<'a> {
-        let (topic, partition, record_bytes) = (Some(topic), Some(partition), Some(record_bytes));
-        Subject { topic, partition, record_bytes, ..Subject::default() }
+        let topic = Some(topic);
+        let partition = Some(partition);
+        let record_bytes = Some(record_bytes);
+        Subject {
+            topic,
+            partition,
+            record_bytes,
+            ..Subject::default()
+        }
     }
 }
 
-/// Codes that mean the same to an operator. [`explain`] fills in `{or_another}`, `{topic}` and `{transactional_id}`.
+/// Codes that mean the same to an operator. [`explain`] fills in `{or_another}`, `{topic}` and
+/// `{transactional_id}`.
 struct Fault {
     codes: &'static [RDKafkaErrorCode],
     kind: Kind,
@@ -37,7 +45,8 @@ struct Fault {
     remedy: &'static str,
 }
 
-/// What to do where no broker answers. One that wants TLS or a password closes other connections without a word.
+/// What to do where no broker answers. One that wants TLS or a password closes other connections
+/// without a word.
 pub(crate) const REACH: &str = super::BUS.reach;
 
 /// Stands for `{or_another}` unless the record was sent without others.
@@ -51,13 +60,19 @@ pub(crate) fn is_of_missing_topic(error: &Error) -> bool {
     error.kind() == Kind::TopicRefused && error.cause().starts_with(NO_TOPIC)
 }
 
-/// A code that is not listed counts as a fault that a new producer may repair: another attempt loses nothing.
+/// A code that is not listed counts as a fault that a new producer may repair: another attempt
+/// loses nothing.
 const FAULTS: &[Fault] = &[
     Fault {
-        codes: &[MessageSizeTooLarge, MessageBatchTooLarge, InvalidMessageSize],
+        codes: &[
+            MessageSizeTooLarge,
+            MessageBatchTooLarge,
+            InvalidMessageSize,
+        ],
         kind: Kind::RecordTooLarge,
         what: "the broker takes no record this large{or_another}",
-        remedy: "raise max.message.bytes of topic {topic}, or keep large payloads out of the outbox with a CHECK",
+        remedy: "raise max.message.bytes of topic {topic}, or keep large payloads out of the \
+                 outbox with a CHECK",
     },
     Fault {
         codes: &[InvalidMessage, InvalidRecord],
@@ -69,21 +84,26 @@ const FAULTS: &[Fault] = &[
         codes: &[InvalidTimestamp],
         kind: Kind::Record,
         what: "the topic takes no record of this time{or_another}",
-        remedy: "the time is that of {timestamp}: correct it, or change what the topic takes: kafka-configs \
-                 --bootstrap-server … --alter --entity-type topics --entity-name {topic} --add-config \
-                 message.timestamp.after.max.ms=… (for times that are ahead) or message.timestamp.before.max.ms=… (for old ones)",
+        remedy: "the time is that of {timestamp}: correct it, or change what the topic takes: \
+                 kafka-configs \
+                 --bootstrap-server … --alter --entity-type topics --entity-name {topic} \
+                 --add-config \
+                 message.timestamp.after.max.ms=… (for times that are ahead) or \
+                 message.timestamp.before.max.ms=… (for old ones)",
     },
     Fault {
         codes: &[TopicAuthorizationFailed],
         kind: Kind::TopicRefused,
         what: "the Kafka user may not use the topic",
-        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation Write --operation Describe --topic {topic}",
+        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… \
+                 --operation Write --operation Describe --topic {topic}",
     },
     Fault {
         codes: &[ClusterAuthorizationFailed],
         kind: Kind::BusRefused,
         what: "the Kafka user may not do this on the cluster",
-        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation IdempotentWrite --cluster; creating \
+        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… \
+                 --operation IdempotentWrite --cluster; creating \
                  topics needs Create",
     },
     Fault {
@@ -96,20 +116,29 @@ const FAULTS: &[Fault] = &[
         codes: &[TransactionalIdAuthorizationFailed],
         kind: Kind::BusRefused,
         what: "the Kafka user may not use the transactional id",
-        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation Write --operation Describe \
+        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… \
+                 --operation Write --operation Describe \
                  --transactional-id {transactional_id}",
     },
     Fault {
         codes: &[InvalidTransactionTimeout],
         kind: Kind::BusRefused,
         what: "the broker allows no transaction to last this long",
-        remedy: "lower delivery.transaction_timeout, or raise the brokers' transaction.max.timeout.ms",
+        remedy: "lower delivery.transaction_timeout, or raise the brokers' \
+                 transaction.max.timeout.ms",
     },
     Fault {
-        codes: &[InvalidProducerEpoch, InvalidProducerIdMapping, ProducerFenced, Fenced],
+        codes: &[
+            InvalidProducerEpoch,
+            InvalidProducerIdMapping,
+            ProducerFenced,
+            Fenced,
+        ],
         kind: Kind::BusUnreachable,
-        what: "Kafka takes nothing more of this producer: another relay of the slot took over, a transaction lasted \
-               longer than it may, or there was none for so long that Kafka forgot the transactional id \
+        what: "Kafka takes nothing more of this producer: another relay of the slot took over, a \
+               transaction lasted \
+               longer than it may, or there was none for so long that Kafka forgot the \
+               transactional id \
                (transactional.id.expiration.ms)",
         remedy: "",
     },
@@ -126,7 +155,8 @@ const FAULTS: &[Fault] = &[
         ],
         kind: Kind::BusRefused,
         what: "Kafka refuses our credentials",
-        remedy: "check sasl.mechanism, sasl.username, sasl.password and security.protocol of the Kafka properties",
+        remedy: "check sasl.mechanism, sasl.username, sasl.password and security.protocol of the \
+                 Kafka properties",
     },
     Fault {
         codes: &[SSL],
@@ -144,21 +174,31 @@ const FAULTS: &[Fault] = &[
         codes: &[UnknownPartition],
         kind: Kind::Record,
         what: "the topic has no such partition",
-        remedy: "correct the column that `partition` in [route] names, or give the topic more: kafka-topics --bootstrap-server … --alter \
+        remedy: "correct the column that `partition` in [route] names, or give the topic more: \
+                 kafka-topics --bootstrap-server … --alter \
                  --topic {topic} --partitions …; then start walrelay again",
     },
     Fault {
-        codes: &[PolicyViolation, ThrottlingQuotaExceeded, InvalidReplicationFactor, InvalidPartitions],
+        codes: &[
+            PolicyViolation,
+            ThrottlingQuotaExceeded,
+            InvalidReplicationFactor,
+            InvalidPartitions,
+        ],
         kind: Kind::TopicRefused,
-        what: "the brokers do not make the topic: a quota, a policy or their defaults for new topics forbid it",
-        remedy: "change what forbids it (the controller's log says what), or create the topic with a number of partitions and \
-                 replicas that is allowed: kafka-topics --bootstrap-server … --create --topic {topic}",
+        what: "the brokers do not make the topic: a quota, a policy or their defaults for new \
+               topics forbid it",
+        remedy: "change what forbids it (the controller's log says what), or create the topic with \
+                 a number of partitions and \
+                 replicas that is allowed: kafka-topics --bootstrap-server … --create --topic \
+                 {topic}",
     },
     Fault {
         codes: &[InvalidTopic],
         kind: Kind::Record,
         what: "the broker allows no records in this topic",
-        remedy: "{topic} is one of Kafka's own topics, or its name collides with another's (a.b and a_b): correct the columns \
+        remedy: "{topic} is one of Kafka's own topics, or its name collides with another's (a.b \
+                 and a_b): correct the columns \
                  or the template that make it",
     },
     Fault {
@@ -183,7 +223,13 @@ const FAULTS: &[Fault] = &[
         remedy: "compare the broker's version and policies with the Kafka properties",
     },
     Fault {
-        codes: &[Fatal, GaplessGuarantee, Inconsistent, OutOfOrderSequenceNumber, UnknownProducerId],
+        codes: &[
+            Fatal,
+            GaplessGuarantee,
+            Inconsistent,
+            OutOfOrderSequenceNumber,
+            UnknownProducerId,
+        ],
         kind: Kind::BusUnreachable,
         what: "the producer could not go on without risking order or loss",
         remedy: "",
@@ -191,11 +237,18 @@ const FAULTS: &[Fault] = &[
     Fault {
         codes: &[NoOffset],
         kind: Kind::BusUnreachable,
-        what: "the record was acked without an offset, so nobody knows whether Kafka has it; sending it again",
+        what: "the record was acked without an offset, so nobody knows whether Kafka has it; \
+               sending it again",
         remedy: "",
     },
     Fault {
-        codes: &[PurgeQueue, PurgeInflight, InvalidDifferentRecord, BrokerDestroy, DestroyBroker],
+        codes: &[
+            PurgeQueue,
+            PurgeInflight,
+            InvalidDifferentRecord,
+            BrokerDestroy,
+            DestroyBroker,
+        ],
         kind: Kind::BusUnreachable,
         what: "the record was given up together with another one",
         remedy: "",
@@ -234,13 +287,27 @@ const FAULTS: &[Fault] = &[
 
 /// The error for a topic that this client may not read.
 pub(crate) fn may_not_read(topic: &str) -> Error {
-    let error = explain(TopicAuthorizationFailed, Subject { topic: Some(topic), ..Subject::default() });
-    error.remedy(format!("grant what reading needs: {}", grant(&["Read", "Describe"], topic)))
+    let error = explain(
+        TopicAuthorizationFailed,
+        Subject {
+            topic: Some(topic),
+            ..Subject::default()
+        },
+    );
+    error.remedy(format!(
+        "grant what reading needs: {}",
+        grant(&["Read", "Describe"], topic)
+    ))
 }
 
 pub(crate) fn grant(operations: &[&str], topic: &str) -> String {
-    let operations: String = operations.iter().map(|operation| format!(" --operation {operation}")).collect();
-    format!("kafka-acls --bootstrap-server … --add --allow-principal User:…{operations} --topic {topic}")
+    let operations: String = operations
+        .iter()
+        .map(|operation| format!(" --operation {operation}"))
+        .collect();
+    format!(
+        "kafka-acls --bootstrap-server … --add --allow-principal User:…{operations} --topic {topic}"
+    )
 }
 
 /// The code of an error; errors without one are faults of the client.
@@ -256,23 +323,38 @@ pub(crate) fn kind(code: RDKafkaErrorCode) -> Kind {
     find(code).map_or(Kind::BusUnreachable, |fault| fault.kind)
 }
 
-/// The meaning of a code for a record. A record that chose no partition was given one of the topic: the topic is gone.
+/// The meaning of a code for a record. A record that chose no partition was given one of the topic:
+/// the topic is gone.
 pub(crate) fn of_record(code: RDKafkaErrorCode, chosen: bool) -> RDKafkaErrorCode {
-    if code == UnknownPartition && !chosen { UnknownTopic } else { code }
+    if code == UnknownPartition && !chosen {
+        UnknownTopic
+    } else {
+        code
+    }
 }
 
-/// The meaning of a code for a known partition of the topic. librdkafka calls a partition without a leader unknown.
+/// The meaning of a code for a known partition of the topic. librdkafka calls a partition without a
+/// leader unknown.
 pub(crate) fn of_known(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
-    if code == UnknownPartition { LeaderNotAvailable } else { code }
+    if code == UnknownPartition {
+        LeaderNotAvailable
+    } else {
+        code
+    }
 }
 
 /// A code in the operator's words: what happened, to which topic, what to do.
 pub(crate) fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
-    let place = place(Subject { time_ms: subject.time_ms.filter(|_| code == InvalidTimestamp), ..subject });
+    let place = place(Subject {
+        time_ms: subject.time_ms.filter(|_| code == InvalidTimestamp),
+        ..subject
+    });
     let Some(fault) = find(code) else {
         return Error::new(Kind::BusUnreachable, format!("Kafka failed{place}: {code}"));
     };
-    let what = fault.what.replace("{or_another}", if subject.alone { "" } else { OR_ANOTHER });
+    let what = fault
+        .what
+        .replace("{or_another}", if subject.alone { "" } else { OR_ANOTHER });
     let mut error = Error::new(fault.kind, format!("{what}{place}: {code}"));
     if fault.kind == Kind::TopicRefused
         && let Some(topic) = subject.topic
@@ -285,30 +367,41 @@ pub(crate) fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     if fault.remedy.is_empty() {
         return error;
     }
-    let remedy = fault.remedy.replace("{topic}", subject.topic.unwrap_or("TOPIC"));
+    let remedy = fault
+        .remedy
+        .replace("{topic}", subject.topic.unwrap_or("TOPIC"));
     let timestamp = match subject.timestamp_columns {
         "" => "this host's clock".to_owned(),
         columns => format!("column {columns} (route.timestamp)"),
     };
     let remedy = remedy.replace("{timestamp}", &timestamp);
-    error.remedy(remedy.replace("{transactional_id}", subject.transactional_id.unwrap_or("ID")))
+    error.remedy(remedy.replace(
+        "{transactional_id}",
+        subject.transactional_id.unwrap_or("ID"),
+    ))
 }
 
-/// TLS alerts about a certificate: bad, unsupported, revoked, expired, unknown, of an unknown authority, required.
-/// <https://www.rfc-editor.org/rfc/rfc8446#section-6>
+/// TLS alerts about a certificate: bad, unsupported, revoked, expired, unknown, of an unknown
+/// authority, required. <https://www.rfc-editor.org/rfc/rfc8446#section-6>
 const CERTIFICATE_ALERTS: &[&str] = &["42", "43", "44", "45", "46", "48", "116"];
 
 /// The refusal in what librdkafka says about a connection, if it is one of our certificate.
 ///
-/// Read from OpenSSL's text, because no code tells: in TLS 1.3 a broker judges our certificate only after the handshake
-/// is over for us, and to librdkafka that is a connection that broke.
+/// Read from OpenSSL's text, because no code tells: in TLS 1.3 a broker judges our certificate only
+/// after the handshake is over for us, and to librdkafka that is a connection that broke.
 pub(crate) fn certificate_refusal(reason: &str) -> Option<Error> {
     let (_, after) = reason.split_once("SSL alert number ")?;
-    let number = after.split(|character: char| !character.is_ascii_digit()).next()?;
+    let number = after
+        .split(|character: char| !character.is_ascii_digit())
+        .next()?;
     CERTIFICATE_ALERTS.contains(&number).then(|| {
-        let cause = format!("Kafka does not take our TLS certificate, or wants one and is shown none: {reason}");
+        let cause = format!(
+            "Kafka does not take our TLS certificate, or wants one and is shown \
+                             none: {reason}"
+        );
         Error::new(Kind::BusRefused, cause).remedy(
-            "check ssl.certificate.location and ssl.key.location of the Kafka properties, and that the broker's \
+            "check ssl.certificate.location and ssl.key.location of the Kafka properties, and that \
+             the broker's \
              truststore has the certificate's authority",
         )
     })
@@ -317,7 +410,9 @@ pub(crate) fn certificate_refusal(reason: &str) -> Option<Error> {
 /// Codes, kind and remedy of each row.
 #[cfg(test)]
 pub(crate) fn rows() -> impl Iterator<Item = (&'static [RDKafkaErrorCode], Kind, &'static str)> {
-    FAULTS.iter().map(|fault| (fault.codes, fault.kind, fault.remedy))
+    FAULTS
+        .iter()
+        .map(|fault| (fault.codes, fault.kind, fault.remedy))
 }
 
 fn find(code: RDKafkaErrorCode) -> Option<&'static Fault> {
@@ -334,7 +429,10 @@ fn place(subject: Subject<'_>) -> String {
         if let Some(bytes) = subject.record_bytes {
             place.push_str(&format!(", {bytes} bytes"));
         }
-        if let Some(time) = subject.time_ms.and_then(|time_ms| jiff::Timestamp::from_millisecond(time_ms).ok()) {
+        if let Some(time) = subject
+            .time_ms
+            .and_then(|time_ms| jiff::Timestamp::from_millisecond(time_ms).ok())
+        {
             place.push_str(&format!(", time {time}"));
         }
         place.push(')');
@@ -358,7 +456,11 @@ mod tests {
     #[test]
     fn each_fault_that_stops_the_relay_has_a_remedy() {
         for fault in FAULTS.iter().filter(|fault| fault.kind.halts()) {
-            assert!(!fault.remedy.is_empty(), "{} leaves the operator alone", fault.what);
+            assert!(
+                !fault.remedy.is_empty(),
+                "{} leaves the operator alone",
+                fault.what
+            );
         }
     }
 
@@ -369,16 +471,22 @@ mod tests {
         for chosen in [false, true] {
             assert_eq!(of_record(MessageSizeTooLarge, chosen), MessageSizeTooLarge);
         }
-        assert_eq!(kind(of_known(UnknownPartition)), Kind::BusUnreachable, "a partition that was seen comes back");
+        assert_eq!(
+            kind(of_known(UnknownPartition)),
+            Kind::BusUnreachable,
+            "a partition that was seen comes back"
+        );
         assert_eq!(of_known(UnknownTopicOrPartition), UnknownTopicOrPartition);
     }
 
     #[test]
     fn a_certificate_refused_by_the_broker_is_no_mere_disconnect() {
         for reason in [
-            "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert \
+            "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad \
+             certificate: SSL alert \
              number 42 (after 2ms in state APIVERSION_QUERY)",
-            "ssl://b:1/1: SSL handshake failed: error:0A000418:SSL routines::tlsv1 alert unknown ca: SSL alert number 48",
+            "ssl://b:1/1: SSL handshake failed: error:0A000418:SSL routines::tlsv1 alert unknown \
+             ca: SSL alert number 48",
             "Receive failed: tlsv13 alert certificate required: SSL alert number 116",
         ] {
             let refusal = certificate_refusal(reason).unwrap();
@@ -399,20 +507,59 @@ mod tests {
     fn an_error_names_topic_partition_size_and_what_to_do() {
         let subject = Subject::of_record("outbox.event.order", 3, 2_000_000);
         let error = explain(MessageSizeTooLarge, subject);
-        assert!(error.cause().contains("(topic outbox.event.order, partition 3, 2000000 bytes)"), "{error}");
-        assert!(error.what_to_do().unwrap().contains("max.message.bytes of topic outbox.event.order"));
+        assert!(
+            error
+                .cause()
+                .contains("(topic outbox.event.order, partition 3, 2000000 bytes)"),
+            "{error}"
+        );
+        assert!(
+            error
+                .what_to_do()
+                .unwrap()
+                .contains("max.message.bytes of topic outbox.event.order")
+        );
         for code in [MessageSizeTooLarge, InvalidRecord] {
             assert!(explain(code, subject).cause().contains("together"));
-            assert!(!explain(code, Subject { alone: true, ..subject }).cause().contains("together"));
+            assert!(
+                !explain(
+                    code,
+                    Subject {
+                        alone: true,
+                        ..subject
+                    }
+                )
+                .cause()
+                .contains("together")
+            );
         }
-        let timed = Subject { time_ms: Some(0), timestamp_columns: "written_at", ..subject };
+        let timed = Subject {
+            time_ms: Some(0),
+            timestamp_columns: "written_at",
+            ..subject
+        };
         let error = explain(InvalidTimestamp, timed);
-        assert!(error.cause().contains("time 1970-01-01T00:00:00Z)"), "{error}");
+        assert!(
+            error.cause().contains("time 1970-01-01T00:00:00Z)"),
+            "{error}"
+        );
         let remedy = error.what_to_do().unwrap();
-        assert!(remedy.contains("column written_at (route.timestamp)"), "{remedy}");
-        assert!(remedy.contains("message.timestamp.before.max.ms"), "{remedy}");
+        assert!(
+            remedy.contains("column written_at (route.timestamp)"),
+            "{remedy}"
+        );
+        assert!(
+            remedy.contains("message.timestamp.before.max.ms"),
+            "{remedy}"
+        );
         assert!(!explain(InvalidRecord, timed).cause().contains("1970"));
-        let nowhere = explain(AllBrokersDown, Subject { partition: Some(-1), ..Subject::default() });
+        let nowhere = explain(
+            AllBrokersDown,
+            Subject {
+                partition: Some(-1),
+                ..Subject::default()
+            },
+        );
         assert!(!nowhere.cause().contains("partition"), "{nowhere}");
     }
 }

@@ -45,8 +45,8 @@ use walrelay_core::ledger::Ticket;
 use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
-/// The most bytes that Kafka adds to a record that is sent alone: a batch header and the lengths around key and value.
-/// <https://kafka.apache.org/documentation/#recordbatch>
+/// The most bytes that Kafka adds to a record that is sent alone: a batch header and the lengths
+/// around key and value. <https://kafka.apache.org/documentation/#recordbatch>
 const RECORD_OVERHEAD_BYTES: usize = 61 + 40;
 /// Lengths around a header's name and value, at most.
 const HEADER_OVERHEAD_BYTES: usize = 10;
@@ -54,19 +54,27 @@ const HEADER_OVERHEAD_BYTES: usize = 10;
 /// How texts name it.
 const BUS: Bus = SinkKind::Kafka.bus();
 
-/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as without a right.
-const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
+/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as
+/// without a right.
+const INTERNAL_TOPICS: [&str; 3] = [
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+];
 
-/// A failure brings others with it. They are collected for this long, so that the one that says most comes first.
+/// A failure brings others with it. They are collected for this long, so that the one that says
+/// most comes first.
 const COLLECTING: Duration = Duration::from_millis(100);
 
 /// How long brokers have to say whether they know a topic. The events wait for it.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the operating system.
+/// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the
+/// operating system.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The producer, with the thread that polls it and the task that asks whether Kafka answers. Made in a Tokio runtime.
+/// The producer, with the thread that polls it and the task that asks whether Kafka answers. Made
+/// in a Tokio runtime.
 pub struct KafkaSink {
     inner: Arc<Inner>,
     openings: Openings,
@@ -84,21 +92,32 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        served_before(config, Options::producer(config).and_then(Self::with_options))
+        served_before(
+            config,
+            Options::producer(config).and_then(Self::with_options),
+        )
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
     pub(crate) fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options { quiet: true, ..Options::producer(config)? })
+        Self::with_options(Options {
+            quiet: true,
+            ..Options::producer(config)?
+        })
     }
 
-    /// Makes a producer that writes in transactions. When it returns, no older producer of this id can write any more,
-    /// and what it left open is committed or given up for good: read where to go on *after* that.
+    /// Makes a producer that writes in transactions. When it returns, no older producer of this id
+    /// can write any more, and what it left open is committed or given up for good: read where to
+    /// go on *after* that.
     ///
     /// # Errors
-    /// As [`KafkaSink::connect`]; of the coordinator, [`Kind::BusUnreachable`] or [`Kind::BusRefused`].
+    /// As [`KafkaSink::connect`]; of the coordinator, [`Kind::BusUnreachable`] or
+    /// [`Kind::BusRefused`].
     pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
-        let sink = served_before(config, Options::transactional(config, of).and_then(Self::with_options))?;
+        let sink = served_before(
+            config,
+            Options::transactional(config, of).and_then(Self::with_options),
+        )?;
         let inner = Arc::clone(&sink.inner);
         let init = tokio::task::spawn_blocking(move || inner.init_transactions());
         tokio::select! {
@@ -160,7 +179,10 @@ impl KafkaSink {
         }
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         for failure in mem::take(&mut self.spare.refused) {
-            into.push(Delivery::Refused(failure.ticket, self.explain(&failure, true)));
+            into.push(Delivery::Refused(
+                failure.ticket,
+                self.explain(&failure, true),
+            ));
         }
         self.failures.append(&mut self.spare.failed);
         if !self.failures.is_empty() {
@@ -179,51 +201,72 @@ impl KafkaSink {
             return;
         }
         let context = self.inner.client.context();
-        self.openings.release(topic, &context.partitioner, |waiting, destination| {
-            context.partitioner.expect(destination.count, waiting.hash);
-            waiting.record.with_record(|record| {
-                let sent = self.inner.send_event(record, waiting.ticket);
-                if let Err(error) = &sent {
-                    self.inner.shared.advance(Life::Failed);
-                    self.failures.push(context.failure(record, waiting.ticket, error));
-                }
-                sent.is_ok()
-            })
-        });
+        self.openings
+            .release(topic, &context.partitioner, |waiting, destination| {
+                context.partitioner.expect(destination.count, waiting.hash);
+                waiting.record.with_record(|record| {
+                    let sent = self.inner.send_event(record, waiting.ticket);
+                    if let Err(error) = &sent {
+                        self.inner.shared.advance(Life::Failed);
+                        self.failures
+                            .push(context.failure(record, waiting.ticket, error));
+                    }
+                    sent.is_ok()
+                })
+            });
     }
 
-    /// Reports the failure first that stops the relay; of a batch that was refused for its size, the largest record first.
+    /// Reports the failure first that stops the relay; of a batch that was refused for its size,
+    /// the largest record first.
     fn report_failures(&mut self, into: &mut Vec<Delivery>) {
         self.failures.sort_by_key(|failure| {
             let kind = faults::kind(failure.code);
             let says_most = kind.halts() || kind == Kind::TopicRefused;
-            (!says_most, std::cmp::Reverse(failure.record_bytes), failure.ticket)
+            (
+                !says_most,
+                std::cmp::Reverse(failure.record_bytes),
+                failure.ticket,
+            )
         });
         for failure in mem::take(&mut self.failures) {
-            into.push(Delivery::Failed(failure.ticket, self.explain(&failure, false)));
+            into.push(Delivery::Failed(
+                failure.ticket,
+                self.explain(&failure, false),
+            ));
         }
     }
 
     fn explain(&self, failure: &Failure, alone: bool) -> Error {
         let of = Subject::of_record(&failure.topic, failure.partition, failure.record_bytes);
         let timestamp_columns = self.inner.options().timestamp_columns.as_str();
-        let subject = Subject { alone, time_ms: failure.time_ms, timestamp_columns, ..of };
+        let subject = Subject {
+            alone,
+            time_ms: failure.time_ms,
+            timestamp_columns,
+            ..of
+        };
         let error = faults::explain(failure.code, subject);
         let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
-        let error = if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) };
+        let error = if is_plain {
+            error
+        } else {
+            self.inner.fatal(subject).unwrap_or(error)
+        };
         match &failure.label {
             Some(label) => error.of_row(label),
             None => error,
         }
     }
 
-    /// Refuses a record that can never be sent. The hash that chooses the record's partition, otherwise.
+    /// Refuses a record that can never be sent. The hash that chooses the record's partition,
+    /// otherwise.
     fn admit(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<u32, EnqueueError> {
         if self.inner.shared.has_ended() {
             return Err(EnqueueError::Finished);
         }
         let limit_bytes = self.inner.options().message_max_bytes;
-        fits_client(record.topic, record_bytes(record), limit_bytes).map_err(EnqueueError::Refused)?;
+        fits_client(record.topic, record_bytes(record), limit_bytes)
+            .map_err(EnqueueError::Refused)?;
         opaque(ticket, false).map_err(EnqueueError::Refused)?;
         self.inner.shared.sends_to(record.topic);
         Ok(record.key.map_or_else(
@@ -236,7 +279,11 @@ impl KafkaSink {
     }
 
     fn refused(&self, error: &KafkaError, record: &Record<'_>) -> EnqueueError {
-        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
+        let subject = Subject {
+            topic: Some(record.topic),
+            partition: record.partition,
+            ..Subject::default()
+        };
         EnqueueError::Refused(self.inner.refusal(error, subject))
     }
 }
@@ -246,10 +293,16 @@ fn is_young(code: RDKafkaErrorCode) -> bool {
     code == RDKafkaErrorCode::LeaderNotAvailable
 }
 
-/// `error`, unless it says of a topic that it does not exist, and a broker knows it by now, or none answers. librdkafka says
-/// that of a topic of which no broker told in time: nobody refused anything, and the events are sent again.
+/// `error`, unless it says of a topic that it does not exist, and a broker knows it by now, or none
+/// answers. librdkafka says that of a topic of which no broker told in time: nobody refused
+/// anything, and the events are sent again.
 async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
-    let Some(topic) = error.topic().filter(|_| faults::is_of_missing_topic(&error)) else { return error };
+    let Some(topic) = error
+        .topic()
+        .filter(|_| faults::is_of_missing_topic(&error))
+    else {
+        return error;
+    };
     let asked = async {
         let sink = KafkaSink::for_asking(config)?;
         let missing = sink.missing(&[topic], TOPIC_TIMEOUT).await;
@@ -257,16 +310,17 @@ async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
         missing
     };
     match asked.await {
-        Ok(missing) if missing.is_empty() => {
-            Error::new(Kind::BusUnreachable, format!("topic {topic} exists, and no broker told of it in time"))
-        }
+        Ok(missing) if missing.is_empty() => Error::new(
+            Kind::BusUnreachable,
+            format!("topic {topic} exists, and no broker told of it in time"),
+        ),
         Err(away) if away.kind() == Kind::BusUnreachable => away,
         Ok(_) | Err(_) => error,
     }
 }
 
-/// `made`, where the error of a configuration that has served before is one that heals: only the files that it names can be
-/// others, and somebody may be replacing them one after the other.
+/// `made`, where the error of a configuration that has served before is one that heals: only the
+/// files that it names can be others, and somebody may be replacing them one after the other.
 fn served_before(config: &KafkaConfig, made: Result<KafkaSink>) -> Result<KafkaSink> {
     made.map_err(|error| match (error.kind(), &config.cluster_id) {
         (Kind::Config, Some(_)) => error.with_kind(Kind::BusUnreachable),
@@ -277,9 +331,13 @@ fn served_before(config: &KafkaConfig, made: Result<KafkaSink>) -> Result<KafkaS
 /// The size of a record that is sent alone: key, value, headers and what Kafka adds, at most.
 pub(crate) fn record_bytes(record: &Record<'_>) -> usize {
     let headers = record.headers.iter();
-    let headers: usize =
-        headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
-    record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES
+    let headers: usize = headers
+        .map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES)
+        .sum();
+    record.key.map_or(0, <[u8]>::len)
+        + record.value.map_or(0, <[u8]>::len)
+        + headers
+        + RECORD_OVERHEAD_BYTES
 }
 
 /// Whether librdkafka takes a record of this size, with its `message.max.bytes`.
@@ -287,10 +345,13 @@ pub(crate) fn fits_client(topic: &str, record_bytes: usize, limit_bytes: usize) 
     if record_bytes <= limit_bytes {
         return Ok(());
     }
-    let cause =
-        format!("a record for topic {topic} has {record_bytes} bytes, more than message.max.bytes, {limit_bytes}");
+    let cause = format!(
+        "a record for topic {topic} has {record_bytes} bytes, more than message.max.bytes, \
+         {limit_bytes}"
+    );
     Err(Error::new(Kind::RecordTooLarge, cause).remedy(format!(
-        "raise message.max.bytes of the Kafka properties and max.message.bytes of topic {topic}, or keep large payloads \
+        "raise message.max.bytes of the Kafka properties and max.message.bytes of topic {topic}, \
+         or keep large payloads \
          out of the outbox with a CHECK"
     )))
 }
@@ -300,8 +361,16 @@ impl Sink for KafkaSink {
         let hash = self.admit(record, ticket)?;
         let partitioner = &self.inner.client.context().partitioner;
         let given = record.partition;
-        let Some(destination) = self.openings.destination(record.topic, hash, given, partitioner) else {
-            let waiting = Waiting { ticket, hash, given, record: OwnedRecord::of(record) };
+        let Some(destination) = self
+            .openings
+            .destination(record.topic, hash, given, partitioner)
+        else {
+            let waiting = Waiting {
+                ticket,
+                hash,
+                given,
+                record: OwnedRecord::of(record),
+            };
             self.openings.wait(record.topic, waiting);
             return Ok(());
         };
@@ -319,13 +388,18 @@ impl Sink for KafkaSink {
             return self.enqueue(record, ticket);
         }
         let hash = self.admit(record, ticket)?;
-        self.inner.send_apart(record, ticket, hash).map_err(|error| self.refused(&error, record))
+        self.inner
+            .send_apart(record, ticket, hash)
+            .map_err(|error| self.refused(&error, record))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
         while !self.take_reports(into) {
             let woken = self.inner.shared.wake.notified();
-            match self.report_failures_at.filter(|_| !self.failures.is_empty()) {
+            match self
+                .report_failures_at
+                .filter(|_| !self.failures.is_empty())
+            {
                 None => woken.await,
                 // Elapsed or woken: what matters is what lies there now.
                 Some(at) => tokio::time::timeout_at(at, woken).await.unwrap_or_default(),
@@ -335,8 +409,8 @@ impl Sink for KafkaSink {
 }
 
 impl BusSink for KafkaSink {
-    /// librdkafka's message and list of headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and
-    /// `rd_kafka_header_t`, and as measured with two headers.
+    /// librdkafka's message and list of headers with what its allocator adds, and a ticket. From
+    /// `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured with two headers.
     const RECORD_COST_BYTES: usize = 512;
 
     fn connect(config: &Config) -> Result<KafkaSink> {
@@ -352,7 +426,12 @@ impl BusSink for KafkaSink {
     }
 
     /// See [`topic_reader::read_back`].
-    fn read_back(config: &Config, topic: &str, deadline: std::time::Instant, take: &mut TakeRecord<'_>) -> Result<()> {
+    fn read_back(
+        config: &Config,
+        topic: &str,
+        deadline: std::time::Instant,
+        take: &mut TakeRecord<'_>,
+    ) -> Result<()> {
         topic_reader::read_back(Options::reader(&config.kafka)?, topic, deadline, take)
     }
 
@@ -362,7 +441,10 @@ impl BusSink for KafkaSink {
 
     fn reduce_batches(config: &mut Config, record_bytes: usize) -> Option<(usize, &'static str)> {
         const HOW: &str = "set the Kafka property batch.size below max.message.bytes of the topic";
-        Some((options::reduce_batches(&mut config.kafka, record_bytes)?, HOW))
+        Some((
+            options::reduce_batches(&mut config.kafka, record_bytes)?,
+            HOW,
+        ))
     }
 
     fn is_internal(topic: &str) -> bool {
@@ -396,17 +478,29 @@ impl BusSink for KafkaSink {
 
     async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         let metadata = self.metadata(timeout).await?;
-        let is_it = |known: &TopicMetadata, topic: &str| known.name == topic && known.error.is_none_or(is_young);
+        let is_it = |known: &TopicMetadata, topic: &str| {
+            known.name == topic && known.error.is_none_or(is_young)
+        };
         let exists = |topic: &str| metadata.topics.iter().any(|known| is_it(known, topic));
-        Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
+        Ok(topics
+            .iter()
+            .filter(|topic| !exists(topic))
+            .map(|topic| (*topic).to_owned())
+            .collect())
     }
 
     async fn close(self) {
         let mut gone = self.inner.gone.subscribe();
         drop(self);
         // The sender is never used: the only change is its end.
-        if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
-            tracing::warn!(event = "producer_close_delayed", "the Kafka producer is still being freed");
+        if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                event = "producer_close_delayed",
+                "the Kafka producer is still being freed"
+            );
         }
     }
 }

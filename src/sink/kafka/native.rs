@@ -1,10 +1,14 @@
-//! Functions of librdkafka and OpenSSL without a safe call in a crate. All `unsafe` code of walrelay is here.
+//! Functions of librdkafka and OpenSSL without a safe call in a crate. All `unsafe` code of
+//! walrelay is here.
 //!
 //! The handle of a client is valid while the client is borrowed, and any thread may use it.
 //!
-//! Error codes that may be a broker's are read as numbers. In the bindings they are an enum, and a value that it does not
-//! have must never be one.
-#![expect(unsafe_code, reason = "the rdkafka and openssl-sys crates have no safe calls for these functions")]
+//! Error codes that may be a broker's are read as numbers. In the bindings they are an enum, and a
+//! value that it does not have must never be one.
+#![expect(
+    unsafe_code,
+    reason = "the rdkafka and openssl-sys crates have no safe calls for these functions"
+)]
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -17,13 +21,16 @@ use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::types::RDKafkaRespErr;
 
-/// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are forgotten.
+/// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are
+/// forgotten.
 ///
-/// An answer in which a broker names no brokers, as one does that has just started or was fenced, makes librdkafka drop
-/// every broker, bootstrap servers included. Its own recovery then does not start, whatever `metadata.recovery.*` says,
-/// and nobody is asked again (confluentinc/librdkafka#5301). Queued records keep their numbers, and are sent afterwards.
+/// An answer in which a broker names no brokers, as one does that has just started or was fenced,
+/// makes librdkafka drop every broker, bootstrap servers included. Its own recovery then does not
+/// start, whatever `metadata.recovery.*` says, and nobody is asked again
+/// (confluentinc/librdkafka#5301). Queued records keep their numbers, and are sent afterwards.
 pub(super) fn knows_no_broker<C: ClientContext>(client: &Client<C>) -> bool {
-    let (handle, mut count) = (client.native_ptr(), 0);
+    let handle = client.native_ptr();
+    let mut count = 0;
     // SAFETY: librdkafka allocates the ids for us, and frees them once.
     unsafe {
         let ids = bindings::rd_kafka_brokers_learned_ids(handle, &raw mut count);
@@ -32,7 +39,8 @@ pub(super) fn knows_no_broker<C: ClientContext>(client: &Client<C>) -> bool {
     count == 0
 }
 
-/// Gives librdkafka its bootstrap servers once more. A server that is known already gets no second thread.
+/// Gives librdkafka its bootstrap servers once more. A server that is known already gets no second
+/// thread.
 ///
 /// librdkafka keeps a copy of the list for each call: do not call this all the time.
 pub(super) fn add_servers<C: ClientContext>(client: &Client<C>, servers: &CStr) {
@@ -42,12 +50,15 @@ pub(super) fn add_servers<C: ClientContext>(client: &Client<C>, servers: &CStr) 
     }
 }
 
-/// The id of the cluster whose broker was the last to describe it; none before the first answer, or where brokers do not tell.
+/// The id of the cluster whose broker was the last to describe it; none before the first answer, or
+/// where brokers do not tell.
 ///
-/// librdkafka asks each broker for it at the beginning of a connection, before it sends records over that connection.
+/// librdkafka asks each broker for it at the beginning of a connection, before it sends records
+/// over that connection.
 pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
     let handle = client.native_ptr();
-    // SAFETY: librdkafka copies the id for us, and frees it once. Without a time-out the call does not wait.
+    // SAFETY: librdkafka copies the id for us, and frees it once. Without a time-out the call does
+    // not wait.
     unsafe {
         let id = bindings::rd_kafka_clusterid(handle, 0);
         if id.is_null() {
@@ -63,11 +74,16 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
 pub(crate) fn linked_libraries() -> [(&'static str, String); 2] {
     let (_, librdkafka) = rdkafka::util::get_rdkafka_version();
     // SAFETY: the text is static and ends with a NUL.
-    let openssl = unsafe { CStr::from_ptr(openssl_sys::OpenSSL_version(openssl_sys::OPENSSL_VERSION)) };
-    [("librdkafka", librdkafka), ("OpenSSL", openssl.to_string_lossy().into_owned())]
+    let openssl =
+        unsafe { CStr::from_ptr(openssl_sys::OpenSSL_version(openssl_sys::OPENSSL_VERSION)) };
+    [
+        ("librdkafka", librdkafka),
+        ("OpenSSL", openssl.to_string_lossy().into_owned()),
+    ]
 }
 
-/// A function of librdkafka that returns an error code, as one that returns a number. Both have the same ABI.
+/// A function of librdkafka that returns an error code, as one that returns a number. Both have the
+/// same ABI.
 macro_rules! numbered {
     ($function:path, $($argument:ty),*) => {
         transmute::<unsafe extern "C" fn($($argument),*) -> RDKafkaRespErr, unsafe extern "C" fn($($argument),*) -> c_int>(
@@ -91,7 +107,8 @@ fn in_ms(timeout: Duration) -> c_int {
 
 /// The elements that a pointer and a count of librdkafka give.
 ///
-/// Safety: where the count is positive and the pointer is not null, there are so many, and they outlive the result.
+/// Safety: where the count is positive and the pointer is not null, there are so many, and they
+/// outlive the result.
 unsafe fn elements<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     match usize::try_from(count) {
         // SAFETY: the caller's.
@@ -127,11 +144,22 @@ pub(super) fn metadata<C: ClientContext>(
     timeout: Duration,
 ) -> Result<Metadata, RDKafkaErrorCode> {
     use bindings::{rd_kafka_metadata as Found, rd_kafka_t as Handle, rd_kafka_topic_t as Only};
-    let name = topic.map(CString::new).transpose().map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
+    let name = topic
+        .map(CString::new)
+        .transpose()
+        .map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let handle = client.native_ptr();
-    // SAFETY: topic and metadata are this function's, and are freed once. `described` copies what the metadata lend.
+    // SAFETY: topic and metadata are this function's, and are freed once. `described` copies what
+    // the metadata lend.
     unsafe {
-        let ask = numbered!(bindings::rd_kafka_metadata, *mut Handle, c_int, *mut Only, *mut *const Found, c_int);
+        let ask = numbered!(
+            bindings::rd_kafka_metadata,
+            *mut Handle,
+            c_int,
+            *mut Only,
+            *mut *const Found,
+            c_int
+        );
         let only = match &name {
             Some(name) => bindings::rd_kafka_topic_new(handle, name.as_ptr(), null_mut()),
             None => null_mut(),
@@ -140,7 +168,13 @@ pub(super) fn metadata<C: ClientContext>(
             return Err(RDKafkaErrorCode::InvalidTopic);
         }
         let mut found: *const Found = null();
-        let number = ask(handle, c_int::from(only.is_null()), only, &raw mut found, in_ms(timeout));
+        let number = ask(
+            handle,
+            c_int::from(only.is_null()),
+            only,
+            &raw mut found,
+            in_ms(timeout),
+        );
         if !only.is_null() {
             bindings::rd_kafka_topic_destroy(only);
         }
@@ -159,18 +193,34 @@ unsafe fn described(found: *const bindings::rd_kafka_metadata) -> Option<Metadat
         let found = found.as_ref()?;
         let topic = |number: usize| {
             let topic = found.topics.add(number);
-            let name = CStr::from_ptr((&raw const (*topic).topic).read()).to_string_lossy().into_owned();
+            let name = CStr::from_ptr((&raw const (*topic).topic).read())
+                .to_string_lossy()
+                .into_owned();
             let error = failed((&raw const (*topic).err).cast::<c_int>().read());
             let partitions = match error {
                 None => partitions(topic),
                 // Of a topic with an error there is nothing else to know.
                 Some(_) => Vec::new(),
             };
-            TopicMetadata { name, error, partitions }
+            TopicMetadata {
+                name,
+                error,
+                partitions,
+            }
         };
-        let topics = if found.topics.is_null() { 0 } else { usize::try_from(found.topic_cnt).unwrap_or_default() };
-        let brokers = elements(found.brokers, found.broker_cnt).iter().map(|broker| broker.id).collect();
-        Some(Metadata { brokers, topics: (0..topics).map(topic).collect() })
+        let topics = if found.topics.is_null() {
+            0
+        } else {
+            usize::try_from(found.topic_cnt).unwrap_or_default()
+        };
+        let brokers = elements(found.brokers, found.broker_cnt)
+            .iter()
+            .map(|broker| broker.id)
+            .collect();
+        Some(Metadata {
+            brokers,
+            topics: (0..topics).map(topic).collect(),
+        })
     }
 }
 
@@ -179,7 +229,11 @@ unsafe fn partitions(topic: *const bindings::rd_kafka_metadata_topic) -> Vec<Par
     unsafe {
         let first = (&raw const (*topic).partitions).read();
         let count = (&raw const (*topic).partition_cnt).read();
-        let count = if first.is_null() { 0 } else { usize::try_from(count).unwrap_or_default() };
+        let count = if first.is_null() {
+            0
+        } else {
+            usize::try_from(count).unwrap_or_default()
+        };
         let partition = |number: usize| {
             let of = first.add(number);
             let replicas = (&raw const (*of).replica_cnt).read();
@@ -201,8 +255,9 @@ pub(crate) enum Resource<'a> {
     Broker(i32),
 }
 
-/// The settings of these topics and of one broker at most, in their order. Of what the client may not see there are none.
-/// Without the id of a `broker` the controller is asked, if it can be reached. Blocks.
+/// The settings of these topics and of one broker at most, in their order. Of what the client may
+/// not see there are none. Without the id of a `broker` the controller is asked, if it can be
+/// reached. Blocks.
 pub(super) fn settings<C: ClientContext>(
     client: &Client<C>,
     resources: &[Resource<'_>],
@@ -211,18 +266,25 @@ pub(super) fn settings<C: ClientContext>(
 ) -> Result<Vec<Settings>, RDKafkaErrorCode> {
     use bindings::rd_kafka_ResourceType_t as Type;
     let named = |resource: &Resource<'_>| match resource {
-        Resource::Topic(name) => CString::new(*name).map(|name| (Type::RD_KAFKA_RESOURCE_TOPIC, name)),
-        Resource::Broker(id) => CString::new(id.to_string()).map(|id| (Type::RD_KAFKA_RESOURCE_BROKER, id)),
+        Resource::Topic(name) => {
+            CString::new(*name).map(|name| (Type::RD_KAFKA_RESOURCE_TOPIC, name))
+        }
+        Resource::Broker(id) => {
+            CString::new(id.to_string()).map(|id| (Type::RD_KAFKA_RESOURCE_BROKER, id))
+        }
     };
     let named = resources.iter().map(named).collect::<Result<Vec<_>, _>>();
     let named = named.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let timeout_ms = in_ms(timeout);
-    // SAFETY: resources, options, queue and event are this function's, and are valid until they are destroyed, once each, at
-    // the end. librdkafka copies resources and options, and `listed` copies what the event lends.
+    // SAFETY: resources, options, queue and event are this function's, and are valid until they are
+    // destroyed, once each, at the end. librdkafka copies resources and options, and `listed`
+    // copies what the event lends.
     unsafe {
         let handle = client.native_ptr();
         let queue = bindings::rd_kafka_queue_new(handle);
-        let resource = |(kind, name): &(Type, CString)| bindings::rd_kafka_ConfigResource_new(*kind, name.as_ptr());
+        let resource = |(kind, name): &(Type, CString)| {
+            bindings::rd_kafka_ConfigResource_new(*kind, name.as_ptr())
+        };
         let mut asked: Vec<_> = named.iter().map(resource).collect();
         let options = bindings::rd_kafka_AdminOptions_new(
             handle,
@@ -235,7 +297,11 @@ pub(super) fn settings<C: ClientContext>(
         bindings::rd_kafka_DescribeConfigs(handle, asked.as_mut_ptr(), asked.len(), options, queue);
         // librdkafka keeps to its own time-out.
         let event = bindings::rd_kafka_queue_poll(queue, timeout_ms.saturating_mul(2));
-        let answers = if event.is_null() { Err(RDKafkaErrorCode::OperationTimedOut) } else { listed(event) };
+        let answers = if event.is_null() {
+            Err(RDKafkaErrorCode::OperationTimedOut)
+        } else {
+            listed(event)
+        };
         bindings::rd_kafka_event_destroy(event);
         bindings::rd_kafka_AdminOptions_destroy(options);
         bindings::rd_kafka_ConfigResource_destroy_array(asked.as_mut_ptr(), asked.len());
@@ -244,10 +310,16 @@ pub(super) fn settings<C: ClientContext>(
     }
 }
 
-unsafe fn listed(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Settings>, RDKafkaErrorCode> {
-    // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of the arrays.
+unsafe fn listed(
+    event: *mut bindings::rd_kafka_event_t,
+) -> Result<Vec<Settings>, RDKafkaErrorCode> {
+    // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of
+    // the arrays.
     unsafe {
-        let error_of = numbered!(bindings::rd_kafka_event_error, *mut bindings::rd_kafka_event_t);
+        let error_of = numbered!(
+            bindings::rd_kafka_event_error,
+            *mut bindings::rd_kafka_event_t
+        );
         let code = code_of(error_of(event));
         let result = bindings::rd_kafka_event_DescribeConfigs_result(event);
         if code != RDKafkaErrorCode::NoError || result.is_null() {
@@ -258,11 +330,17 @@ unsafe fn listed(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Settings>
         let resources = bindings::rd_kafka_DescribeConfigs_result_resources(result, &raw mut count);
         let of = |number: usize| {
             let mut count = 0;
-            let entries = bindings::rd_kafka_ConfigResource_configs(*resources.add(number), &raw mut count);
+            let entries =
+                bindings::rd_kafka_ConfigResource_configs(*resources.add(number), &raw mut count);
             let entry = |number: usize| {
                 let entry = *entries.add(number);
                 let value = bindings::rd_kafka_ConfigEntry_value(entry);
-                (!value.is_null()).then(|| (text(bindings::rd_kafka_ConfigEntry_name(entry)), text(value)))
+                (!value.is_null()).then(|| {
+                    (
+                        text(bindings::rd_kafka_ConfigEntry_name(entry)),
+                        text(value),
+                    )
+                })
             };
             (0..count).filter_map(entry).collect()
         };
@@ -278,7 +356,8 @@ pub(super) struct Described {
     pub(super) leaderless: usize,
     /// Replicas of the first partition.
     pub(super) replicas: usize,
-    /// The rights of this client. Brokers before 2.3 do not tell, and the client then counts as allowed.
+    /// The rights of this client. Brokers before 2.3 do not tell, and the client then counts as
+    /// allowed.
     pub(super) may_read: bool,
     pub(super) may_write: bool,
 }
@@ -293,25 +372,38 @@ pub(super) fn describe<C: ClientContext>(
     broker: i32,
     timeout: Duration,
 ) -> Result<Vec<Answer>, RDKafkaErrorCode> {
-    let names = topics.iter().map(|topic| CString::new(topic.as_str())).collect::<Result<Vec<_>, _>>();
+    let names = topics
+        .iter()
+        .map(|topic| CString::new(topic.as_str()))
+        .collect::<Result<Vec<_>, _>>();
     let names = names.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
     let timeout_ms = in_ms(timeout);
-    // SAFETY: names, options, queue and event are this function's, and are valid until they are destroyed, once each, at the
-    // end. librdkafka copies names and options, and `answers` copies what the event lends.
+    // SAFETY: names, options, queue and event are this function's, and are valid until they are
+    // destroyed, once each, at the end. librdkafka copies names and options, and `answers` copies
+    // what the event lends.
     unsafe {
         let handle = client.native_ptr();
         let queue = bindings::rd_kafka_queue_new(handle);
-        let asked = bindings::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+        let asked = bindings::rd_kafka_TopicCollection_of_topic_names(
+            pointers.as_mut_ptr(),
+            pointers.len(),
+        );
         let kind = bindings::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
         let options = bindings::rd_kafka_AdminOptions_new(handle, kind);
         bindings::rd_kafka_AdminOptions_set_request_timeout(options, timeout_ms, null_mut(), 0);
         bindings::rd_kafka_AdminOptions_set_broker(options, broker, null_mut(), 0);
-        bindings::rd_kafka_error_destroy(bindings::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1));
+        bindings::rd_kafka_error_destroy(
+            bindings::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1),
+        );
         bindings::rd_kafka_DescribeTopics(handle, asked, options, queue);
         // librdkafka keeps to its own time-out.
         let event = bindings::rd_kafka_queue_poll(queue, timeout_ms.saturating_mul(2));
-        let answers = if event.is_null() { Err(RDKafkaErrorCode::OperationTimedOut) } else { answers(event) };
+        let answers = if event.is_null() {
+            Err(RDKafkaErrorCode::OperationTimedOut)
+        } else {
+            answers(event)
+        };
         bindings::rd_kafka_event_destroy(event);
         bindings::rd_kafka_AdminOptions_destroy(options);
         bindings::rd_kafka_TopicCollection_destroy(asked);
@@ -322,16 +414,26 @@ pub(super) fn describe<C: ClientContext>(
 
 unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>, RDKafkaErrorCode> {
     use bindings::rd_kafka_AclOperation_t as Operation;
-    // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of the arrays.
+    // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of
+    // the arrays.
     unsafe {
-        let error_of = numbered!(bindings::rd_kafka_event_error, *mut bindings::rd_kafka_event_t);
-        let of_topic = numbered!(bindings::rd_kafka_error_code, *const bindings::rd_kafka_error_t);
+        let error_of = numbered!(
+            bindings::rd_kafka_event_error,
+            *mut bindings::rd_kafka_event_t
+        );
+        let of_topic = numbered!(
+            bindings::rd_kafka_error_code,
+            *const bindings::rd_kafka_error_t
+        );
         let code = code_of(error_of(event));
         let result = bindings::rd_kafka_event_DescribeTopics_result(event);
         if code != RDKafkaErrorCode::NoError || result.is_null() {
             return Err(code);
         }
-        let (mut count, mut partitions, mut replicas, mut operations) = (0, 0, 0, 0);
+        let mut count = 0;
+        let mut partitions = 0;
+        let mut replicas = 0;
+        let mut operations = 0;
         let topics = bindings::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
         let answer = |number| {
             let topic = *topics.add(number);
@@ -344,16 +446,28 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
                 bindings::rd_kafka_TopicPartitionInfo_replicas(*first, &raw mut replicas);
             }
             let leader = |number| bindings::rd_kafka_TopicPartitionInfo_leader(*first.add(number));
-            let leaderless = (0..partitions).filter(|number| leader(*number).is_null()).count();
-            let allowed = bindings::rd_kafka_TopicDescription_authorized_operations(topic, &raw mut operations);
+            let leaderless = (0..partitions)
+                .filter(|number| leader(*number).is_null())
+                .count();
+            let allowed = bindings::rd_kafka_TopicDescription_authorized_operations(
+                topic,
+                &raw mut operations,
+            );
             // As numbers: a newer librdkafka may know operations that the bindings do not.
             let allowed = allowed.cast::<u32>();
             let may = |operation: Operation| {
-                allowed.is_null() || (0..operations).any(|number| *allowed.add(number) == operation as u32)
+                allowed.is_null()
+                    || (0..operations).any(|number| *allowed.add(number) == operation as u32)
             };
             let may_read = may(Operation::RD_KAFKA_ACL_OPERATION_READ);
             let may_write = may(Operation::RD_KAFKA_ACL_OPERATION_WRITE);
-            Ok(Described { partitions, leaderless, replicas, may_read, may_write })
+            Ok(Described {
+                partitions,
+                leaderless,
+                replicas,
+                may_read,
+                may_write,
+            })
         };
         Ok((0..count).map(answer).collect())
     }
@@ -373,6 +487,9 @@ mod tests {
         ] {
             assert_eq!(code_of(number), code);
         }
-        assert_eq!((failed(0), failed(-300)), (None, Some(RDKafkaErrorCode::Unknown)));
+        assert_eq!(
+            (failed(0), failed(-300)),
+            (None, Some(RDKafkaErrorCode::Unknown))
+        );
     }
 }

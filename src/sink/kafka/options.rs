@@ -13,15 +13,19 @@ use crate::config::KafkaConfig;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
 
-use super::properties::{Files, Redactor, check_files, check_properties, is_encrypted, with_password};
+use super::properties::{
+    Files, Redactor, check_files, check_properties, is_encrypted, with_password,
+};
 
 /// Properties on which the promises rest; no operator may change them.
 const FIXED: &[(&str, &str)] = &[
-    // The limits of `[kafka]` bound what is in flight, and so the queue: librdkafka's own limit is never reached.
+    // The limits of `[kafka]` bound what is in flight, and so the queue: librdkafka's own limit is
+    // never reached.
     ("queue.buffering.max.kbytes", "2147483647"),
     ("queue.buffering.max.messages", "0"),
-    // A broker handles the requests of a connection one after the other, and each has one partition (librdkafka#1700). While one
-    // is under way, the next ones fill: the slower the acks, the fewer and larger the requests.
+    // A broker handles the requests of a connection one after the other, and each has one partition
+    // (librdkafka#1700). While one is under way, the next ones fill: the slower the acks, the fewer
+    // and larger the requests.
     ("max.in.flight", "1"),
     // Retries neither duplicate nor reorder.
     ("enable.idempotence", "true"),
@@ -31,8 +35,9 @@ const FIXED: &[(&str, &str)] = &[
     ("acks", "all"),
     // Records never expire: an expired one is a gap that later ones have passed already (P2).
     ("message.timeout.ms", "0"),
-    // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten. The sink's partitioner
-    // does the same, and is asked for records without a key only where none is sticky.
+    // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten.
+    // The sink's partitioner does the same, and is asked for records without a key only where none
+    // is sticky.
     ("partitioner", "murmur2_random"),
     ("sticky.partitioning.linger.ms", "0"),
 ];
@@ -40,15 +45,16 @@ const FIXED: &[(&str, &str)] = &[
 /// Defaults, open to change by a property.
 const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "walrelay"),
-    // Long enough to fill batches while draining, short enough not to be seen in the latency of one event.
+    // Long enough to fill batches while draining, short enough not to be seen in the latency of one
+    // event.
     ("linger.ms", "1"),
     // Firewalls forget silent connections, and an idle outbox is silent.
     ("socket.keepalive.enable", "true"),
-    // A topic that does not exist, and may not be made on the fly, is reported after 5 s instead of 30. A topic that brokers
-    // make on the fly has to be known to all of them by then.
+    // A topic that does not exist, and may not be made on the fly, is reported after 5 s instead of
+    // 30. A topic that brokers make on the fly has to be known to all of them by then.
     ("topic.metadata.propagation.max.ms", "5000"),
-    // A transaction with a record for a topic that was deleted is retried until the metadata says so, and nothing else asks
-    // for them: every 10 s instead of every 5 minutes.
+    // A transaction with a record for a topic that was deleted is retried until the metadata says
+    // so, and nothing else asks for them: every 10 s instead of every 5 minutes.
     ("topic.metadata.refresh.interval.ms", "10000"),
     // A broker that is back is noticed after 2 s instead of 10 s.
     ("reconnect.backoff.max.ms", "2000"),
@@ -58,7 +64,8 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("message.max.bytes", "1048588"),
 ];
 
-/// Beginnings of properties that say how to reach a broker: all that a reader needs of a producer's properties.
+/// Beginnings of properties that say how to reach a broker: all that a reader needs of a producer's
+/// properties.
 const CONNECTION_PREFIXES: &[&str] = &[
     "api.",
     "broker.",
@@ -124,14 +131,19 @@ impl Options {
         for (name, value) in FIXED {
             client.set(*name, *value);
         }
-        Ok(Options { files, ..finish(client, config, &given)? })
+        Ok(Options {
+            files,
+            ..finish(client, config, &given)?
+        })
     }
 
     /// The same for a producer that writes in transactions.
     pub(super) fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<Options> {
         let mut options = Options::producer(config)?;
         options.client.set("transactional.id", &of.id);
-        options.client.set("transaction.timeout.ms", of.timeout.as_millis().to_string());
+        options
+            .client
+            .set("transaction.timeout.ms", of.timeout.as_millis().to_string());
         // A line of the log says that a connection broke: see `Doubt`.
         options.client.set("log.connection.close", "true");
         if (options.client.log_level as i32) < RDKafkaLogLevel::Info as i32 {
@@ -141,9 +153,12 @@ impl Options {
         Ok(options)
     }
 
-    /// The same for a producer that sends one record at a time, and goes on where one is refused: nothing is behind it.
+    /// The same for a producer that sends one record at a time, and goes on where one is refused:
+    /// nothing is behind it.
     pub(super) fn apart(mut self) -> Options {
-        self.client.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
+        self.client
+            .set("enable.gapless.guarantee", "false")
+            .set("linger.ms", "0");
         self
     }
 
@@ -156,17 +171,26 @@ impl Options {
         let files = Files::of(&config.properties);
         let given = with_password(&config.properties)?;
         for (name, value) in &given {
-            if CONNECTION_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
+            if CONNECTION_PREFIXES
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+            {
                 client.set(name, value.expose());
             }
         }
-        Ok(Options { files, ..finish(client, config, &given)? })
+        Ok(Options {
+            files,
+            ..finish(client, config, &given)?
+        })
     }
 
-    /// The same for a reader that hears of each record at once, also from librdkafka's mock broker, which tells of a new one
-    /// only when the wait of a fetch is over. It asks each broker up to 100 times a second.
+    /// The same for a reader that hears of each record at once, also from librdkafka's mock broker,
+    /// which tells of a new one only when the wait of a fetch is over. It asks each broker up to
+    /// 100 times a second.
     pub(crate) fn impatient(mut self) -> Options {
-        self.client.set("fetch.wait.max.ms", "10").set("fetch.error.backoff.ms", "20");
+        self.client
+            .set("fetch.wait.max.ms", "10")
+            .set("fetch.error.backoff.ms", "20");
         self
     }
 
@@ -187,11 +211,18 @@ impl Options {
 }
 
 /// `given` are the properties of `config`, with the password itself.
-fn finish(mut client: ClientConfig, config: &KafkaConfig, given: &BTreeMap<String, Secret>) -> Result<Options> {
+fn finish(
+    mut client: ClientConfig,
+    config: &KafkaConfig,
+    given: &BTreeMap<String, Secret>,
+) -> Result<Options> {
     check_files(&config.properties)?;
-    let servers = CString::new(config.brokers.as_str()).ok().filter(|_| !config.brokers.trim().is_empty());
-    let servers = servers
-        .ok_or_else(|| Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …"))?;
+    let servers = CString::new(config.brokers.as_str())
+        .ok()
+        .filter(|_| !config.brokers.trim().is_empty());
+    let servers = servers.ok_or_else(|| {
+        Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …")
+    })?;
     client.set("bootstrap.servers", &config.brokers);
     let level = match (client.get("debug"), client.get("log_level")) {
         (Some(debug), _) if !debug.is_empty() => RDKafkaLogLevel::Debug,
@@ -215,14 +246,21 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig, given: &BTreeMap<Strin
         files: Files::default(),
         timestamp_columns: config.timestamp_columns.join(" or "),
     };
-    let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
-    let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
-    options.message_max_bytes =
-        limit.parse().map_err(|_| Error::new(Kind::Bug, "librdkafka's message.max.bytes is not a number"))?;
+    let native = options
+        .client
+        .create_native_config()
+        .map_err(|error| options.creation_error(&error))?;
+    let limit = native
+        .get("message.max.bytes")
+        .map_err(|error| options.creation_error(&error))?;
+    options.message_max_bytes = limit
+        .parse()
+        .map_err(|_| Error::new(Kind::Bug, "librdkafka's message.max.bytes is not a number"))?;
     Ok(options)
 }
 
-/// The size of the largest record that librdkafka takes with this configuration: its `message.max.bytes`.
+/// The size of the largest record that librdkafka takes with this configuration: its
+/// `message.max.bytes`.
 pub(crate) fn record_limit_bytes(config: &KafkaConfig) -> Result<usize> {
     Ok(Options::producer(config)?.message_max_bytes)
 }
@@ -233,44 +271,70 @@ const BATCH_BYTES: usize = 1_000_000;
 /// How much smaller the next batches are: few tries, and not many more batches than it takes.
 const SMALLER: usize = 8;
 
-/// Makes the batches of the next producers smaller, after one with a record of this size was refused, and gives their size
-/// in bytes; none where the record itself is too large.
+/// Makes the batches of the next producers smaller, after one with a record of this size was
+/// refused, and gives their size in bytes; none where the record itself is too large.
 ///
-/// librdkafka makes batches of up to `batch.size`, a topic takes them up to its `max.message.bytes`, and a broker says of a
-/// batch the same as of a record: too large. So before a record is called that, it has to have been alone. A record that
-/// is as large as batches may be always is: nothing else fits in with it.
+/// librdkafka makes batches of up to `batch.size`, a topic takes them up to its
+/// `max.message.bytes`, and a broker says of a batch the same as of a record: too large. So before
+/// a record is called that, it has to have been alone. A record that is as large as batches may be
+/// always is: nothing else fits in with it.
 pub(crate) fn reduce_batches(config: &mut KafkaConfig, record_bytes: usize) -> Option<usize> {
-    let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
+    let given = config
+        .properties
+        .get(BATCH_SIZE)
+        .and_then(|size| size.expose().trim().parse().ok());
     let before = given.unwrap_or(BATCH_BYTES);
     let bytes = (record_bytes < before && before > 1).then(|| (before / SMALLER).max(1))?;
-    config.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
+    config
+        .properties
+        .insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
     Some(bytes)
 }
 
 /// The brokers on other hosts to which connections are not encrypted.
 pub(crate) fn unencrypted(config: &KafkaConfig) -> Vec<&str> {
-    let brokers = config.brokers.split(',').map(str::trim).filter(|broker| !broker.is_empty());
-    brokers.filter(|broker| !is_encrypted(&config.properties) && !is_here(broker)).collect()
+    let brokers = config
+        .brokers
+        .split(',')
+        .map(str::trim)
+        .filter(|broker| !broker.is_empty());
+    brokers
+        .filter(|broker| !is_encrypted(&config.properties) && !is_here(broker))
+        .collect()
 }
 
 /// Whether `HOST:PORT`, perhaps with a protocol in front, is this host.
 fn is_here(broker: &str) -> bool {
-    let address = broker.split_once("://").map_or(broker, |(_, address)| address);
+    let address = broker
+        .split_once("://")
+        .map_or(broker, |(_, address)| address);
     let host = match address.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => address,
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    host == "localhost"
+        || host
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Names the settings that make a connection weaker than it looks, for a warning at start.
 pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
-    let weak = [("ssl.endpoint.identification.algorithm", "none"), ("enable.ssl.certificate.verification", "false")];
+    let weak = [
+        ("ssl.endpoint.identification.algorithm", "none"),
+        ("enable.ssl.certificate.verification", "false"),
+    ];
     let is_set = |(name, value): &&(&str, &str)| {
-        config.properties.get(*name).is_some_and(|given| given.expose().eq_ignore_ascii_case(value))
+        config
+            .properties
+            .get(*name)
+            .is_some_and(|given| given.expose().eq_ignore_ascii_case(value))
     };
-    weak.iter().filter(is_set).map(|(name, value)| format!("{name}={value}")).collect()
+    weak.iter()
+        .filter(is_set)
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -279,47 +343,77 @@ mod tests {
     use super::*;
 
     fn config(properties: &[(&str, &str)]) -> KafkaConfig {
-        let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
-        KafkaConfig { id_headers: Vec::new(), brokers: "127.0.0.1:9".to_owned(), properties, ..KafkaConfig::default() }
+        let properties = properties
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), Secret::new(*value)))
+            .collect();
+        KafkaConfig {
+            id_headers: Vec::new(),
+            brokers: "127.0.0.1:9".to_owned(),
+            properties,
+            ..KafkaConfig::default()
+        }
     }
 
     #[test]
     fn properties_do_not_change_the_fixed_options() {
-        let options = Options::producer(&config(&[("linger.ms", "20"), ("client.id", "mine")])).unwrap();
+        let options =
+            Options::producer(&config(&[("linger.ms", "20"), ("client.id", "mine")])).unwrap();
         for (name, value) in FIXED {
             assert_eq!(options.client.get(name), Some(*value));
         }
         assert_eq!(options.client.get("linger.ms"), Some("20"));
         assert_eq!(options.client.get("client.id"), Some("mine"));
-        assert_eq!(options.client.get("topic.metadata.propagation.max.ms"), Some("5000"));
+        assert_eq!(
+            options.client.get("topic.metadata.propagation.max.ms"),
+            Some("5000")
+        );
         let native = options.client.create_native_config().unwrap();
-        assert_eq!(native.get("ssl.endpoint.identification.algorithm").unwrap(), "https");
+        assert_eq!(
+            native.get("ssl.endpoint.identification.algorithm").unwrap(),
+            "https"
+        );
         assert_eq!(native.get("request.required.acks").unwrap(), "-1");
     }
 
     #[test]
     fn the_record_size_limit_is_the_default_of_brokers_or_the_given_one() {
-        assert_eq!(Options::producer(&config(&[])).unwrap().message_max_bytes, 1_048_588);
+        assert_eq!(
+            Options::producer(&config(&[])).unwrap().message_max_bytes,
+            1_048_588
+        );
         let options = Options::producer(&config(&[("message.max.bytes", "2000")])).unwrap();
         assert_eq!(options.message_max_bytes, 2000);
     }
 
     #[test]
     fn a_reader_gets_connection_properties_and_no_producer_properties() {
-        let given = [("security.protocol", "ssl"), ("compression.type", "lz4"), ("linger.ms", "9"), ("client.id", "x")];
+        let given = [
+            ("security.protocol", "ssl"),
+            ("compression.type", "lz4"),
+            ("linger.ms", "9"),
+            ("client.id", "x"),
+        ];
         let options = Options::reader(&config(&given)).unwrap();
         assert_eq!(options.client.get("security.protocol"), Some("ssl"));
         assert_eq!(options.client.get("client.id"), Some("x"));
-        for name in ["compression.type", "linger.ms", "acks", "queue.buffering.max.kbytes"] {
+        for name in [
+            "compression.type",
+            "linger.ms",
+            "acks",
+            "queue.buffering.max.kbytes",
+        ] {
             assert_eq!(options.client.get(name), None);
         }
     }
 
     #[test]
     fn batches_become_smaller_until_a_record_is_alone() {
-        for (record_bytes, first, sizes) in
-            [(2_000, None, &[125_000, 15_625, 1_953][..]), (BATCH_BYTES, None, &[]), (0, Some("9"), &[1])]
-        {
+        for (record_bytes, first, sizes) in [
+            (2_000, None, &[125_000, 15_625, 1_953][..]),
+            (BATCH_BYTES, None, &[]),
+            (0, Some("9"), &[1]),
+        ] {
             let given: Vec<_> = first.map(|size| (BATCH_SIZE, size)).into_iter().collect();
             let mut config = config(&given);
             let next = std::iter::from_fn(|| reduce_batches(&mut config, record_bytes));
@@ -329,11 +423,21 @@ mod tests {
 
     #[test]
     fn a_broker_on_another_host_without_tls_is_named() {
-        let brokers = "localhost:9092, 127.0.0.2:1,[::1]:9092,PLAINTEXT://localhost, kafka-1:9092,[fd00::1]:9092";
-        let of = |properties: &[(&str, &str)]| KafkaConfig { brokers: brokers.to_owned(), ..config(properties) };
+        let brokers = "localhost:9092, 127.0.0.2:1,[::1]:9092,PLAINTEXT://localhost, \
+                       kafka-1:9092,[fd00::1]:9092";
+        let of = |properties: &[(&str, &str)]| KafkaConfig {
+            brokers: brokers.to_owned(),
+            ..config(properties)
+        };
         assert_eq!(unencrypted(&of(&[])), ["kafka-1:9092", "[fd00::1]:9092"]);
-        assert_eq!(unencrypted(&of(&[("security.protocol", "SASL_PLAINTEXT")])).len(), 2);
-        assert_eq!(unencrypted(&of(&[("security.protocol", "sasl_ssl")])), Vec::<&str>::new());
+        assert_eq!(
+            unencrypted(&of(&[("security.protocol", "SASL_PLAINTEXT")])).len(),
+            2
+        );
+        assert_eq!(
+            unencrypted(&of(&[("security.protocol", "sasl_ssl")])),
+            Vec::<&str>::new()
+        );
     }
 
     #[test]

@@ -1,13 +1,17 @@
-//! The partitions of each topic: how many librdkafka knows of, and why the first record of each travels alone.
+//! The partitions of each topic: how many librdkafka knows of, and why the first record of each
+//! travels alone.
 //!
-//! A broker that knows nothing of a producer takes its records from any sequence number on. While a request is under way,
-//! librdkafka makes the next one of the same partition, and after a fatal error (a record was refused, here or elsewhere) it
-//! sends that request although the one before it failed: `rd_kafka_broker_produce_toppars` takes none back once the producer
-//! id is no longer valid. Such a broker then has an event without the one before it. Once a record is acked the broker knows
-//! the producer, and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
+//! A broker that knows nothing of a producer takes its records from any sequence number on. While a
+//! request is under way, librdkafka makes the next one of the same partition, and after a fatal
+//! error (a record was refused, here or elsewhere) it sends that request although the one before it
+//! failed: `rd_kafka_broker_produce_toppars` takes none back once the producer id is no longer
+//! valid. Such a broker then has an event without the one before it. Once a record is acked the
+//! broker knows the producer, and refuses what does not follow. Kafka's side of it: KIP-360, and
+//! `ProducerAppendInfo.checkSequence`.
 //!
-//! So a partition is opened by one record, and the next ones wait here for its ack: one round trip per partition and
-//! producer. Records of other partitions do not wait. A waiting record counts as enqueued, and towards the limits.
+//! So a partition is opened by one record, and the next ones wait here for its ack: one round trip
+//! per partition and producer. Records of other partitions do not wait. A waiting record counts as
+//! enqueued, and towards the limits.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,32 +25,44 @@ use tokio::time::Instant;
 use walrelay_core::ledger::Ticket;
 use walrelay_core::route::OwnedRecord;
 
-/// Which of `count` partitions a key with this hash belongs to, as Java clients have it (`Utils.toPositive`).
+/// Which of `count` partitions a key with this hash belongs to, as Java clients have it
+/// (`Utils.toPositive`).
 pub(crate) fn partition(hash: u32, count: i32) -> i32 {
-    i32::try_from(hash & 0x7fff_ffff).unwrap_or(0).checked_rem(count).unwrap_or(0)
+    i32::try_from(hash & 0x7fff_ffff)
+        .unwrap_or(0)
+        .checked_rem(count)
+        .unwrap_or(0)
 }
 
-/// Murmur2 as `org.apache.kafka.common.utils.Utils` has it, which is where Java clients put their keys.
+/// Murmur2 as `org.apache.kafka.common.utils.Utils` has it, which is where Java clients put their
+/// keys.
 pub(crate) fn hash(key: &[u8]) -> u32 {
     const SEED: u32 = 0x9747_b28c;
     const M: u32 = 0x5bd1_e995;
     let mut words = key.chunks_exact(4);
     let length = u32::try_from(key.len()).unwrap_or(u32::MAX);
     let mut hash = words.by_ref().fold(SEED ^ length, |hash, word| {
-        let word = word.try_into().map_or(0, u32::from_le_bytes).wrapping_mul(M);
+        let word = word
+            .try_into()
+            .map_or(0, u32::from_le_bytes)
+            .wrapping_mul(M);
         hash.wrapping_mul(M) ^ (word ^ (word >> 24)).wrapping_mul(M)
     });
     let rest = words.remainder();
     if !rest.is_empty() {
-        let tail = rest.iter().rev().fold(0, |tail, byte| tail << 8 | u32::from(*byte));
+        let tail = rest
+            .iter()
+            .rev()
+            .fold(0, |tail, byte| tail << 8 | u32::from(*byte));
         hash = (hash ^ tail).wrapping_mul(M);
     }
     hash = (hash ^ (hash >> 13)).wrapping_mul(M);
     hash ^ (hash >> 15)
 }
 
-/// librdkafka's partitioner: asked of each record without a partition of its own, on whichever thread knows first how
-/// many partitions its topic has. The sink, which cannot ask librdkafka, reads the counts here.
+/// librdkafka's partitioner: asked of each record without a partition of its own, on whichever
+/// thread knows first how many partitions its topic has. The sink, which cannot ask librdkafka,
+/// reads the counts here.
 ///
 /// One word of memory and one name per topic that was produced to; librdkafka keeps more of each.
 #[derive(Debug, Default)]
@@ -54,7 +70,8 @@ pub(super) struct KeyPartitioner {
     counts: Mutex<HashMap<String, i32>>,
     /// Goes up with every change to `counts`.
     version: AtomicU64,
-    /// The count that the sink knows for the record being sent, 0 where it knows none: nothing is noted where it is the same.
+    /// The count that the sink knows for the record being sent, 0 where it knows none: nothing is
+    /// noted where it is the same.
     expected: AtomicI32,
     /// Where a record without a key goes, counted modulo the partitions.
     turn: AtomicU32,
@@ -66,7 +83,8 @@ impl KeyPartitioner {
     /// The next record to be sent is for a topic of `count` partitions, and has this hash.
     pub(super) fn expect(&self, count: Option<i32>, hash: u32) {
         self.turn.store(hash, Ordering::Relaxed);
-        self.expected.store(count.unwrap_or_default(), Ordering::Relaxed);
+        self.expected
+            .store(count.unwrap_or_default(), Ordering::Relaxed);
     }
 
     pub(super) fn count(&self, topic: &str) -> Option<i32> {
@@ -91,8 +109,10 @@ impl KeyPartitioner {
                 topic,
                 before,
                 now = count,
-                fix = "let consumers finish the records of before: an event may be read before an older one of its key",
-                "the topic has another number of partitions: events of most keys go to another one from here on"
+                fix = "let consumers finish the records of before: an event may be read before an \
+                       older one of its key",
+                "the topic has another number of partitions: events of most keys go to another one \
+                 from here on"
             );
         }
     }
@@ -104,7 +124,13 @@ impl KeyPartitioner {
 }
 
 impl Partitioner for KeyPartitioner {
-    fn partition(&self, topic: &str, key: Option<&[u8]>, count: i32, _available: impl Fn(i32) -> bool) -> i32 {
+    fn partition(
+        &self,
+        topic: &str,
+        key: Option<&[u8]>,
+        count: i32,
+        _available: impl Fn(i32) -> bool,
+    ) -> i32 {
         if self.expected.load(Ordering::Relaxed) != count {
             self.note(topic, count);
         }
@@ -116,8 +142,9 @@ impl Partitioner for KeyPartitioner {
     }
 }
 
-/// How long after its last record a partition counts as known to the broker. Brokers forget a producer after
-/// `producer.id.expiration.ms`, a day by default; opening again costs nothing to a partition that was idle so long.
+/// How long after its last record a partition counts as known to the broker. Brokers forget a
+/// producer after `producer.id.expiration.ms`, a day by default; opening again costs nothing to a
+/// partition that was idle so long.
 const KNOWN_FOR: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -175,7 +202,13 @@ pub(super) struct Openings {
 
 impl Openings {
     pub(super) fn new(now: Instant) -> Self {
-        Openings { names: HashMap::new(), topics: Vec::new(), firsts: HashMap::new(), version: 0, now }
+        Openings {
+            names: HashMap::new(),
+            topics: Vec::new(),
+            firsts: HashMap::new(),
+            version: 0,
+            now,
+        }
     }
 
     /// Sets the time. The sink does so when it takes acks, and not for each record.
@@ -199,15 +232,28 @@ impl Openings {
             None => {
                 let index = self.topics.len();
                 self.names.insert(topic.to_owned(), index);
-                let (count, partitions, waiting) = (partitioner.count(topic), Vec::new(), Vec::new());
-                self.topics.push(Topic { count, partitions, unplaced: false, waiting, sent: 0 });
+                let count = partitioner.count(topic);
+                let partitions = Vec::new();
+                let waiting = Vec::new();
+                self.topics.push(Topic {
+                    count,
+                    partitions,
+                    unplaced: false,
+                    waiting,
+                    sent: 0,
+                });
                 index
             }
         };
         self.destination_in(index, hash, given)
     }
 
-    fn destination_in(&mut self, index: usize, hash: u32, given: Option<i32>) -> Option<Destination> {
+    fn destination_in(
+        &mut self,
+        index: usize,
+        hash: u32,
+        given: Option<i32>,
+    ) -> Option<Destination> {
         let known = self.topics.get_mut(index)?;
         if known.unplaced {
             return None;
@@ -215,38 +261,50 @@ impl Openings {
         let count = known.count;
         let place = given.or_else(|| count.map(|count| partition(hash, count)));
         let place = place.and_then(|place| usize::try_from(place).ok());
-        // librdkafka is not asked where a given partition is, and so does not tell how many there are.
+        // librdkafka is not asked where a given partition is, and so does not tell how many there
+        // are.
         if let Some(beyond) = place.filter(|place| *place >= known.partitions.len()) {
             known.partitions.resize(beyond + 1, State::Closed);
         }
         let state = place.and_then(|place| known.partitions.get(place));
-        (state != Some(&State::Opening)).then_some(Destination { topic: index, partition: place, count })
+        (state != Some(&State::Opening)).then_some(Destination {
+            topic: index,
+            partition: place,
+            count,
+        })
     }
 
     /// The record has no destination yet: it is sent by a later release.
     pub(super) fn wait(&mut self, topic: &str, waiting: Waiting) {
-        let topic = self.names.get(topic).and_then(|index| self.topics.get_mut(*index));
+        let topic = self
+            .names
+            .get(topic)
+            .and_then(|index| self.topics.get_mut(*index));
         if let Some(topic) = topic {
             topic.waiting.push(waiting);
         }
     }
 
-    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open. Where one cannot be
-    /// sent, none behind it ever is.
+    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are
+    /// open. Where one cannot be sent, none behind it ever is.
     pub(super) fn release(
         &mut self,
         index: usize,
         partitioner: &KeyPartitioner,
         mut send: impl FnMut(&Waiting, Destination) -> bool,
     ) {
-        let Some(topic) = self.topics.get_mut(index) else { return };
+        let Some(topic) = self.topics.get_mut(index) else {
+            return;
+        };
         let waiting = std::mem::take(&mut topic.waiting);
         let mut kept = Vec::new();
         for next in waiting {
             self.refresh(partitioner);
             match self.destination_in(index, next.hash, next.given) {
                 None => kept.push(next),
-                Some(destination) if send(&next, destination) => self.sent(destination, next.ticket, partitioner),
+                Some(destination) if send(&next, destination) => {
+                    self.sent(destination, next.ticket, partitioner)
+                }
                 Some(_) => break,
             }
         }
@@ -255,11 +313,20 @@ impl Openings {
         }
     }
 
-    pub(super) fn sent(&mut self, destination: Destination, ticket: Ticket, partitioner: &KeyPartitioner) {
-        let Some(topic) = self.topics.get_mut(destination.topic) else { return };
+    pub(super) fn sent(
+        &mut self,
+        destination: Destination,
+        ticket: Ticket,
+        partitioner: &KeyPartitioner,
+    ) {
+        let Some(topic) = self.topics.get_mut(destination.topic) else {
+            return;
+        };
         topic.sent += 1;
         // A count that has just changed may have placed it elsewhere.
-        let partition = destination.partition.filter(|_| partitioner.version() == self.version);
+        let partition = destination
+            .partition
+            .filter(|_| partitioner.version() == self.version);
         match partition.and_then(|partition| topic.partitions.get_mut(partition)) {
             Some(State::Open(last)) if self.now.duration_since(*last) < KNOWN_FOR => {
                 *last = self.now;
@@ -268,13 +335,23 @@ impl Openings {
             Some(state) => *state = State::Opening,
             None => topic.unplaced = true,
         }
-        self.firsts.insert(ticket, Destination { partition, ..destination });
+        self.firsts.insert(
+            ticket,
+            Destination {
+                partition,
+                ..destination
+            },
+        );
     }
 
     /// The `max` topics that most records were sent to, and how many, most first.
     pub(super) fn busiest<'a>(&'a self, max: usize) -> Vec<(&'a str, u64)> {
         let sent = |index: &usize| self.topics.get(*index).map_or(0, |topic| topic.sent);
-        let mut topics: Vec<_> = self.names.iter().map(|(name, index)| (name.as_str(), sent(index))).collect();
+        let mut topics: Vec<_> = self
+            .names
+            .iter()
+            .map(|(name, index)| (name.as_str(), sent(index)))
+            .collect();
         let most_first = |(name, sent): &(&'a str, u64)| (Reverse(*sent), *name);
         if max < topics.len() {
             topics.select_nth_unstable_by_key(max, most_first);
@@ -290,9 +367,17 @@ impl Openings {
         if self.firsts.is_empty() {
             return opened;
         }
-        for destination in tickets.iter().filter_map(|ticket| self.firsts.remove(ticket)) {
-            let Some(topic) = self.topics.get_mut(destination.topic) else { continue };
-            match destination.partition.map(|partition| topic.partitions.get_mut(partition)) {
+        for destination in tickets
+            .iter()
+            .filter_map(|ticket| self.firsts.remove(ticket))
+        {
+            let Some(topic) = self.topics.get_mut(destination.topic) else {
+                continue;
+            };
+            match destination
+                .partition
+                .map(|partition| topic.partitions.get_mut(partition))
+            {
                 Some(Some(state)) => *state = State::Open(self.now),
                 Some(None) => {}
                 None => topic.unplaced = false,
@@ -312,8 +397,11 @@ impl Openings {
         }
         self.version = version;
         for (name, index) in &self.names {
-            let Some(topic) = self.topics.get_mut(*index) else { continue };
-            // A topic that is made again is another one, which nobody tells: what it takes without an offset counts for nothing.
+            let Some(topic) = self.topics.get_mut(*index) else {
+                continue;
+            };
+            // A topic that is made again is another one, which nobody tells: what it takes without
+            // an offset counts for nothing.
             topic.count = partitioner.count(name);
         }
     }
@@ -335,18 +423,25 @@ mod tests {
     impl Lab {
         /// librdkafka knows of a topic with `count` partitions.
         fn with(count: i32) -> Lab {
-            let lab = Lab { openings: Openings::new(Instant::now()), partitioner: KeyPartitioner::default(), sent: 0 };
+            let lab = Lab {
+                openings: Openings::new(Instant::now()),
+                partitioner: KeyPartitioner::default(),
+                sent: 0,
+            };
             lab.told(count);
             lab
         }
 
         fn told(&self, count: i32) {
-            self.partitioner.partition(TOPIC, Some(b""), count, |_| true);
+            self.partitioner
+                .partition(TOPIC, Some(b""), count, |_| true);
         }
 
         /// Sends a record with this hash, unless it has to wait.
         fn send(&mut self, hash: u32) -> Option<Ticket> {
-            let destination = self.openings.destination(TOPIC, hash, None, &self.partitioner)?;
+            let destination = self
+                .openings
+                .destination(TOPIC, hash, None, &self.partitioner)?;
             let ticket = Ticket(self.sent);
             self.sent += 1;
             self.openings.sent(destination, ticket, &self.partitioner);
@@ -355,12 +450,28 @@ mod tests {
 
         /// Sends a record with this hash, or has it wait.
         fn enqueue(&mut self, hash: u32, ticket: u64) -> bool {
-            let destination = self.openings.destination(TOPIC, hash, None, &self.partitioner);
+            let destination = self
+                .openings
+                .destination(TOPIC, hash, None, &self.partitioner);
             match destination {
-                Some(destination) => self.openings.sent(destination, Ticket(ticket), &self.partitioner),
+                Some(destination) => {
+                    self.openings
+                        .sent(destination, Ticket(ticket), &self.partitioner)
+                }
                 None => {
-                    let record = OwnedRecord::of(&Record { topic: TOPIC, ..Record::default() });
-                    self.openings.wait(TOPIC, Waiting { ticket: Ticket(ticket), hash, given: None, record });
+                    let record = OwnedRecord::of(&Record {
+                        topic: TOPIC,
+                        ..Record::default()
+                    });
+                    self.openings.wait(
+                        TOPIC,
+                        Waiting {
+                            ticket: Ticket(ticket),
+                            hash,
+                            given: None,
+                            record,
+                        },
+                    );
                 }
             }
             destination.is_some()
@@ -370,10 +481,11 @@ mod tests {
         fn ack(&mut self, ticket: u64) -> Vec<u64> {
             let mut released = Vec::new();
             for topic in self.openings.acked(&[Ticket(ticket)]) {
-                self.openings.release(topic, &self.partitioner, |waiting, _| {
-                    released.push(waiting.ticket.0);
-                    true
-                });
+                self.openings
+                    .release(topic, &self.partitioner, |waiting, _| {
+                        released.push(waiting.ticket.0);
+                        true
+                    });
             }
             released
         }
@@ -383,24 +495,33 @@ mod tests {
     fn the_second_record_of_a_partition_waits_for_the_ack_of_the_first() {
         let mut lab = Lab::with(6);
         let first = lab.send(1).expect("the first goes");
-        assert!(lab.send(1).is_none() && lab.send(7).is_none(), "the same partition");
+        assert!(
+            lab.send(1).is_none() && lab.send(7).is_none(),
+            "the same partition"
+        );
         let other = lab.send(2).expect("another partition");
         lab.openings.acked(&[other]);
         assert!(lab.send(1).is_none());
         lab.openings.acked(&[first]);
         for _ in 0..3 {
-            assert!(lab.send(1).is_some() && lab.send(2).is_some(), "open from now on");
+            assert!(
+                lab.send(1).is_some() && lab.send(2).is_some(),
+                "open from now on"
+            );
         }
     }
 
     #[test]
     fn the_busiest_topics_come_most_records_first_and_by_name() {
-        let (mut openings, partitioner) = (Openings::new(Instant::now()), KeyPartitioner::default());
+        let mut openings = Openings::new(Instant::now());
+        let partitioner = KeyPartitioner::default();
         for (sent, topic) in [(1, "e"), (3, "c"), (2, "d"), (3, "b"), (5, "a")] {
             for ticket in 0..sent {
                 // Each record to a partition of its own, so that none waits.
                 let partition = i32::try_from(ticket).ok();
-                let destination = openings.destination(topic, 0, partition, &partitioner).unwrap();
+                let destination = openings
+                    .destination(topic, 0, partition, &partitioner)
+                    .unwrap();
                 openings.sent(destination, Ticket(ticket), &partitioner);
             }
         }
@@ -414,13 +535,24 @@ mod tests {
         let mut lab = Lab::with(6);
         lab.partitioner = KeyPartitioner::default();
         let send = |lab: &mut Lab, ticket, partition| {
-            let destination = lab.openings.destination(TOPIC, 0, Some(partition), &lab.partitioner)?;
-            lab.openings.sent(destination, Ticket(ticket), &lab.partitioner);
+            let destination =
+                lab.openings
+                    .destination(TOPIC, 0, Some(partition), &lab.partitioner)?;
+            lab.openings
+                .sent(destination, Ticket(ticket), &lab.partitioner);
             Some(())
         };
-        assert!(send(&mut lab, 0, 4).is_some() && send(&mut lab, 1, 4).is_none() && send(&mut lab, 1, 0).is_some());
+        assert!(
+            send(&mut lab, 0, 4).is_some()
+                && send(&mut lab, 1, 4).is_none()
+                && send(&mut lab, 1, 0).is_some()
+        );
         lab.openings.acked(&[Ticket(0)]);
-        assert!(send(&mut lab, 2, 4).is_some() && send(&mut lab, 3, 4).is_some() && send(&mut lab, 4, 0).is_none());
+        assert!(
+            send(&mut lab, 2, 4).is_some()
+                && send(&mut lab, 3, 4).is_some()
+                && send(&mut lab, 4, 0).is_none()
+        );
     }
 
     #[test]
@@ -454,7 +586,10 @@ mod tests {
         let mut lab = Lab::with(1);
         let first = lab.send(0).expect("the first goes");
         lab.openings.acked(&[first]);
-        let destination = lab.openings.destination(TOPIC, 1, None, &lab.partitioner).expect("open");
+        let destination = lab
+            .openings
+            .destination(TOPIC, 1, None, &lab.partitioner)
+            .expect("open");
         lab.told(2);
         lab.openings.sent(destination, Ticket(9), &lab.partitioner);
         assert!(lab.send(0).is_none() && lab.send(1).is_none());

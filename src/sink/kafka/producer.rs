@@ -1,20 +1,23 @@
 //! librdkafka's producer: owned by the sink, and lent to the position store.
 //!
-//! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time, idle or not. In the last millisecond of each poll it asks
-//! the clock without a pause, which takes a hundredth of a core. Here a producer is polled only while records are in
-//! flight. A producer with transactions is polled always: the relay has to hear of a connection that breaks under a commit
-//! before the next transaction begins (see [`Doubt`]).
+//! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time, idle or not. In the last
+//! millisecond of each poll it asks the clock without a pause, which takes a hundredth of a core.
+//! Here a producer is polled only while records are in flight. A producer with transactions is
+//! polled always: the relay has to hear of a connection that breaks under a commit before the next
+//! transaction begins (see [`Doubt`]).
 //!
-//! In transactions, records and the position after them become visible together. Of two producers with one transactional
-//! id only the younger may write. A transaction begins with the first record after a commit. Each fault of a transaction
-//! ends its producer, and so does each possible fault: librdkafka does not have KIP-890, so a commit that was sent twice
-//! can end a *later* transaction of the same producer (see `Doubt`). The next producer ends the transaction of the
-//! previous one, and continues after the committed position.
+//! In transactions, records and the position after them become visible together. Of two producers
+//! with one transactional id only the younger may write. A transaction begins with the first record
+//! after a commit. Each fault of a transaction ends its producer, and so does each possible fault:
+//! librdkafka does not have KIP-890, so a commit that was sent twice can end a *later* transaction
+//! of the same producer (see `Doubt`). The next producer ends the transaction of the previous one,
+//! and continues after the committed position.
 //!
-//! Records that the broker may refuse are sent apart: through a second producer, one at a time. To the first producer a
-//! refusal is the end, because records behind the refused one may be on their way. With the second nothing is: a record is
-//! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
-//! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
+//! Records that the broker may refuse are sent apart: through a second producer, one at a time. To
+//! the first producer a refusal is the end, because records behind the refused one may be on their
+//! way. With the second nothing is: a record is sent when nothing else is in flight, and nothing is
+//! sent before it is reported. So a refusal leaves no gap, and librdkafka goes on with a new epoch.
+//! The order of such a record among others is kept by waiting, not by sequence numbers.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,27 +46,34 @@ use walrelay_core::ledger::Ticket;
 use walrelay_core::route::Record;
 use walrelay_core::sink::Connection;
 
-/// How long one poll waits for reports. Nothing interrupts it, and dropping the producer waits for its end.
+/// How long one poll waits for reports. Nothing interrupts it, and dropping the producer waits for
+/// its end.
 const POLL: Duration = Duration::from_millis(100);
 /// How often a client that has no record on its way is polled for errors.
 const LOOK: Duration = Duration::from_millis(100);
 /// The first time-out of a question for metadata, before a look whether anybody still wants them.
 const METADATA_FIRST_SLICE: Duration = Duration::from_millis(500);
-/// The time-out of a question to the coordinator, before a look whether anybody still wants the answer.
+/// The time-out of a question to the coordinator, before a look whether anybody still wants the
+/// answer.
 const COORDINATOR_SLICE: Duration = Duration::from_secs(1);
-/// How long a coordinator has to end what another producer left open: longer than an election of it.
+/// How long a coordinator has to end what another producer left open: longer than an election of
+/// it.
 const INIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks whether every record of a transaction is acked: a small part of what a commit takes.
+/// Between two looks whether every record of a transaction is acked: a small part of what a commit
+/// takes.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
-/// How long giving up an open transaction may take. The next producer does it otherwise, or the coordinator in its time.
+/// How long giving up an open transaction may take. The next producer does it otherwise, or the
+/// coordinator in its time.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The refusal of a record that would begin a transaction while a request of an earlier one may come late.
+/// The refusal of a record that would begin a transaction while a request of an earlier one may
+/// come late.
 const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
 type Client = BaseProducer<Context, KeyPartitioner>;
 
-/// librdkafka's producer, whose reports go to its [`Context`] on a thread. A drop gives up what was not acked, and waits for it.
+/// librdkafka's producer, whose reports go to its [`Context`] on a thread. A drop gives up what was
+/// not acked, and waits for it.
 pub(super) struct PolledProducer {
     client: Arc<Client>,
     ends: Arc<AtomicBool>,
@@ -76,15 +86,23 @@ impl PolledProducer {
         let config = context.options.client.clone();
         let client: Arc<Client> = Arc::new(config.create_with_context(context)?);
         let ends = Arc::new(AtomicBool::new(false));
-        let (polled, told) = (Arc::clone(&client), Arc::clone(&ends));
+        let polled = Arc::clone(&client);
+        let told = Arc::clone(&ends);
         let thread = thread::Builder::new()
             .name("kafka-poll".to_owned())
             .spawn(move || poll(&polled, always, &told))
-            .map_err(|error| KafkaError::ClientCreation(format!("no thread can be started: {error}")))?;
-        Ok(PolledProducer { client, ends, thread: Some(thread) })
+            .map_err(|error| {
+                KafkaError::ClientCreation(format!("no thread can be started: {error}"))
+            })?;
+        Ok(PolledProducer {
+            client,
+            ends,
+            thread: Some(thread),
+        })
     }
 
-    /// Hands one record to librdkafka, which copies it. The record is counted first: its report can come at once.
+    /// Hands one record to librdkafka, which copies it. The record is counted first: its report can
+    /// come at once.
     fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
         let outstanding = &self.context().shared.outstanding;
         outstanding.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +115,9 @@ impl PolledProducer {
     }
 
     fn wake(&self) {
-        self.thread.iter().for_each(|thread| thread.thread().unpark());
+        self.thread
+            .iter()
+            .for_each(|thread| thread.thread().unpark());
     }
 }
 
@@ -113,8 +133,15 @@ impl Drop for PolledProducer {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         self.wake();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(event = "producer_thread_panicked", "the thread that polls a Kafka producer has panicked");
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            tracing::error!(
+                event = "producer_thread_panicked",
+                "the thread that polls a Kafka producer has panicked"
+            );
         }
     }
 }
@@ -145,10 +172,20 @@ pub(super) struct Inner {
 
 impl Inner {
     pub(super) fn new(context: Context) -> Result<Inner> {
-        let (shared, options) = (Arc::clone(&context.shared), context.options.clone());
-        let client = PolledProducer::new(context).map_err(|error| options.creation_error(&error))?;
-        let (in_transaction, apart, gone) = (Mutex::default(), Mutex::default(), watch::Sender::new(()));
-        Ok(Inner { client, shared, in_transaction, apart, gone })
+        let shared = Arc::clone(&context.shared);
+        let options = context.options.clone();
+        let client =
+            PolledProducer::new(context).map_err(|error| options.creation_error(&error))?;
+        let in_transaction = Mutex::default();
+        let apart = Mutex::default();
+        let gone = watch::Sender::new(());
+        Ok(Inner {
+            client,
+            shared,
+            in_transaction,
+            apart,
+            gone,
+        })
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -165,7 +202,12 @@ impl Inner {
     }
 
     /// Hands the record of an event, whose key has this hash, to the second producer.
-    pub(super) fn send_apart(&self, record: &Record<'_>, ticket: Ticket, hash: u32) -> Result<(), KafkaError> {
+    pub(super) fn send_apart(
+        &self,
+        record: &Record<'_>,
+        ticket: Ticket,
+        hash: u32,
+    ) -> Result<(), KafkaError> {
         let record = for_librdkafka(record, ticket)?;
         let mut apart = self.apart.lock();
         let client = match apart.take() {
@@ -188,15 +230,18 @@ impl Inner {
     /// The meaning of a failed `send` for this record.
     pub(super) fn refusal(&self, error: &KafkaError, subject: Subject<'_>) -> Error {
         if matches!(error, KafkaError::Nul(_)) {
-            return Error::new(Kind::Record, "a topic name holds a NUL character").remedy("correct the aggregate type");
+            return Error::new(Kind::Record, "a topic name holds a NUL character")
+                .remedy("correct the aggregate type");
         }
         if let Some(fatal) = self.fatal(subject) {
             return fatal;
         }
         let code = faults::of_record(code(error), subject.partition.is_some());
         if let Some(doubt) = self.shared.doubt.get().filter(|_| code == DOUBTFUL) {
-            let what =
-                format!("{doubt}, and something of this producer may come late; the next transaction is another one's");
+            let what = format!(
+                "{doubt}, and something of this producer may come late; the next transaction is \
+                 another one's"
+            );
             return Error::new(Kind::BusUnreachable, what);
         }
         faults::explain(code, subject)
@@ -224,51 +269,81 @@ impl Inner {
     pub(super) fn init_transactions(&self) -> Result<()> {
         let deadline = Instant::now() + INIT_TIMEOUT;
         loop {
-            let Err(error) = self.client.init_transactions(COORDINATOR_SLICE) else { return Ok(()) };
+            let Err(error) = self.client.init_transactions(COORDINATOR_SLICE) else {
+                return Ok(());
+            };
             let goes_on = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
             if !goes_on || Instant::now() > deadline || self.shared.is_closing() {
-                let id = self.options().transactional.as_ref().map_or("", |of| &of.id);
-                return Err(self.transaction_error(&error).about(format_args!("transactional id {id}")));
+                let id = self
+                    .options()
+                    .transactional
+                    .as_ref()
+                    .map_or("", |of| &of.id);
+                return Err(self
+                    .transaction_error(&error)
+                    .about(format_args!("transactional id {id}")));
             }
         }
     }
 
     /// Waits for the acks of the transaction's records, then commits. Blocks.
     ///
-    /// On an error the producer takes no further records: the outcome of the transaction is not known.
+    /// On an error the producer takes no further records: the outcome of the transaction is not
+    /// known.
     fn commit_transaction(&self) -> Result<()> {
         let of = self.options().transactional.as_ref();
-        let deadline = Instant::now() + of.ok_or_else(|| Error::new(Kind::Bug, "no transactions here"))?.timeout;
+        let deadline = Instant::now()
+            + of.ok_or_else(|| Error::new(Kind::Bug, "no transactions here"))?
+                .timeout;
         let mut asked_at = None;
         let committed = loop {
             let waited = self.client.flush(Duration::ZERO).and_then(|()| {
                 let now = Instant::now();
                 asked_at.get_or_insert(now);
-                self.client.commit_transaction(deadline.saturating_duration_since(now).min(COORDINATOR_SLICE))
+                self.client.commit_transaction(
+                    deadline
+                        .saturating_duration_since(now)
+                        .min(COORDINATOR_SLICE),
+                )
             });
             match waited {
                 Ok(()) => break Ok(()),
-                Err(error) if Instant::now() > deadline || self.shared.has_ended() || !is_under_way(&error) => {
+                Err(error)
+                    if Instant::now() > deadline
+                        || self.shared.has_ended()
+                        || !is_under_way(&error) =>
+                {
                     break Err(error);
                 }
                 // The library's own wait looks ten times a second.
                 Err(KafkaError::Flush(_)) => thread::sleep(FLUSH_PAUSE),
-                // The commit goes on, and is waited for again. Only librdkafka itself sends it again: see `Doubt`.
+                // The commit goes on, and is waited for again. Only librdkafka itself sends it
+                // again: see `Doubt`.
                 Err(_) => {}
             }
         };
         if let Err(error) = committed {
             self.shared.advance(Life::Failed);
-            return Err(self.transaction_error(&error).about("the transaction is not known to be committed"));
+            return Err(self
+                .transaction_error(&error)
+                .about("the transaction is not known to be committed"));
         }
-        self.shared.note_doubt(asked_at.and_then(|asked_at| Doubt::of_commit(asked_at.elapsed())));
+        self.shared
+            .note_doubt(asked_at.and_then(|asked_at| Doubt::of_commit(asked_at.elapsed())));
         *self.in_transaction.lock() = false;
         Ok(())
     }
 
     fn transaction_error(&self, error: &KafkaError) -> Error {
-        let transactional_id = self.options().transactional.as_ref().map(|of| of.id.as_str());
-        let subject = Subject { transactional_id, ..Subject::default() };
+        let transactional_id = self
+            .options()
+            .transactional
+            .as_ref()
+            .map(|of| of.id.as_str());
+        let subject = Subject {
+            transactional_id,
+            ..Subject::default()
+        };
         if let Some(fatal) = self.fatal(subject) {
             return fatal;
         }
@@ -276,37 +351,56 @@ impl Inner {
         if let KafkaError::Transaction(error) = error {
             explained = explained.because(self.options().redactor.clean(&error.string()));
         }
-        let reason = self.shared.tracker.reason().filter(|_| !self.shared.tracker.is_up());
+        let reason = self
+            .shared
+            .tracker
+            .reason()
+            .filter(|_| !self.shared.tracker.is_up());
         reason.into_iter().fold(explained, Error::because)
     }
 
     /// Asks any broker for the metadata of one topic, or of all there are. Blocks.
     pub(super) fn metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<Metadata> {
-        let metadata = self.fetch_metadata(topic, timeout).map_err(|error| match self.shared.tracker.now() {
-            Connection::Refused(error) => error,
-            Connection::Up | Connection::Down { .. } => {
-                let because = self.shared.tracker.reason().unwrap_or_else(|| error.to_string());
-                Error::new(Kind::BusUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
+        let metadata = self.fetch_metadata(topic, timeout).map_err(|error| {
+            match self.shared.tracker.now() {
+                Connection::Refused(error) => error,
+                Connection::Up | Connection::Down { .. } => {
+                    let because = self
+                        .shared
+                        .tracker
+                        .reason()
+                        .unwrap_or_else(|| error.to_string());
+                    Error::new(
+                        Kind::BusUnreachable,
+                        format!("no Kafka broker answers: {because}"),
+                    )
+                    .remedy(faults::REACH)
+                }
             }
         })?;
-        // A broker that has just started, or was fenced, knows of none. No record could be sent to any.
+        // A broker that has just started, or was fenced, knows of none. No record could be sent to
+        // any.
         if metadata.brokers.is_empty() {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
-            return Err(Error::new(Kind::BusUnreachable, what).remedy("look at the log of Kafka's controllers"));
+            return Err(Error::new(Kind::BusUnreachable, what)
+                .remedy("look at the log of Kafka's controllers"));
         }
         self.same_cluster()?;
         self.shared.tracker.up();
         Ok(metadata)
     }
 
-    /// Whether the cluster that answers is the one of before, as far as brokers tell. Call it before an ack counts.
-    /// Errors: [`Kind::PositionMismatch`]: it is another one, or was. The producer is finished.
+    /// Whether the cluster that answers is the one of before, as far as brokers tell. Call it
+    /// before an ack counts. Errors: [`Kind::PositionMismatch`]: it is another one, or was. The
+    /// producer is finished.
     pub(super) fn same_cluster(&self) -> Result<()> {
         let home = &self.shared.home;
-        let checked = home.check(cluster_id(self.client.client())).and_then(|()| match &*self.apart.lock() {
-            Some(apart) => home.check(cluster_id(apart.client())),
-            None => Ok(()),
-        });
+        let checked =
+            home.check(cluster_id(self.client.client()))
+                .and_then(|()| match &*self.apart.lock() {
+                    Some(apart) => home.check(cluster_id(apart.client())),
+                    None => Ok(()),
+                });
         checked.inspect_err(|error| {
             self.shared.advance(Life::Failed);
             self.shared.tracker.refused(error.clone());
@@ -322,9 +416,13 @@ impl Inner {
         Ok(self.shared.home.id().cloned())
     }
 
-    /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
-    /// the one before: an answer that takes long still has the time.
-    fn fetch_metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<Metadata, RDKafkaErrorCode> {
+    /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each
+    /// is twice as long as the one before: an answer that takes long still has the time.
+    fn fetch_metadata(
+        &self,
+        topic: Option<&str>,
+        timeout: Duration,
+    ) -> Result<Metadata, RDKafkaErrorCode> {
         let deadline = Instant::now() + timeout;
         let mut slice = METADATA_FIRST_SLICE;
         loop {
@@ -340,25 +438,37 @@ impl Inner {
     /// Whether one of the producers knows of no broker of the cluster.
     pub(super) fn knows_no_broker(&self) -> bool {
         knows_no_broker(self.client.client())
-            || self.apart.lock().as_ref().is_some_and(|apart| knows_no_broker(apart.client()))
+            || self
+                .apart
+                .lock()
+                .as_ref()
+                .is_some_and(|apart| knows_no_broker(apart.client()))
     }
 
     /// Has librdkafka ask the bootstrap servers for the cluster again.
     fn add_servers(&self) {
         let servers = &self.options().servers;
         add_servers(self.client.client(), servers);
-        self.apart.lock().iter().for_each(|apart| add_servers(apart.client(), servers));
+        self.apart
+            .lock()
+            .iter()
+            .for_each(|apart| add_servers(apart.client(), servers));
     }
 
     fn purge(&self) {
         let all = || PurgeConfig::default().queue().inflight().non_blocking();
         self.client.purge(all());
-        self.apart.lock().iter().for_each(|client| client.purge(all()));
+        self.apart
+            .lock()
+            .iter()
+            .for_each(|client| client.purge(all()));
     }
 
-    /// Ends the producer on a thread of its own: gives up what is queued or in flight, then frees it.
+    /// Ends the producer on a thread of its own: gives up what is queued or in flight, then frees
+    /// it.
     ///
-    /// Requests on the wire may still be written by the broker: they extend what it has of this producer without a gap.
+    /// Requests on the wire may still be written by the broker: they extend what it has of this
+    /// producer without a gap.
     pub(super) fn retire(self: Arc<Inner>) {
         self.shared.advance(Life::Closing);
         let mut inner = self;
@@ -370,7 +480,8 @@ impl Inner {
             }
             inner.purge();
             loop {
-                // Others hold it for the length of one call; freeing it blocks, so it has to happen here.
+                // Others hold it for the length of one call; freeing it blocks, so it has to happen
+                // here.
                 match Arc::try_unwrap(inner) {
                     Ok(last) => return drop(last),
                     Err(shared) => inner = shared,
@@ -378,7 +489,10 @@ impl Inner {
                 thread::sleep(Duration::from_millis(10));
             }
         };
-        if let Err(error) = thread::Builder::new().name("kafka-close".to_owned()).spawn(end) {
+        if let Err(error) = thread::Builder::new()
+            .name("kafka-close".to_owned())
+            .spawn(end)
+        {
             tracing::warn!(event = "thread_creation_failed", %error,
                 "no thread to close the producer on; closing it here");
         }
@@ -393,14 +507,17 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const SILENT: Duration = Duration::from_secs(5);
 /// The same while none is in flight: the answer may hold every topic of the cluster.
 const IDLE: Duration = Duration::from_secs(60);
-/// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
+/// How long the answer may take. Closing waits for it; a connection that takes longer is there the
+/// next time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause before the bootstrap servers are given a second time. Each pause is twice as long as the one before.
+/// The pause before the bootstrap servers are given a second time. Each pause is twice as long as
+/// the one before.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause. librdkafka keeps each list it is given: some 200 KB in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
-/// Looks after a producer, in a task: whether a broker answers, and whether one is known. Holds the producer while looking.
+/// Looks after a producer, in a task: whether a broker answers, and whether one is known. Holds the
+/// producer while looking.
 ///
 /// librdkafka reports no connection that was made; of recovery see [`knows_no_broker`].
 pub(super) struct Probe {
@@ -415,16 +532,34 @@ pub(super) struct Probe {
 
 impl Probe {
     pub(super) fn new(inner: &Arc<Inner>) -> Probe {
-        let (shared, inner, now) = (Arc::clone(&inner.shared), Arc::downgrade(inner), Instant::now());
-        Probe { inner, shared, heard: now, next_add: now + FIRST_PAUSE, pause: FIRST_PAUSE }
+        let shared = Arc::clone(&inner.shared);
+        let inner = Arc::downgrade(inner);
+        let now = Instant::now();
+        Probe {
+            inner,
+            shared,
+            heard: now,
+            next_add: now + FIRST_PAUSE,
+            pause: FIRST_PAUSE,
+        }
     }
 
     pub(super) async fn run(mut self) {
         let mut is_suspected = true;
-        while let Some(inner) = self.inner.upgrade().filter(|inner| !inner.shared.is_closing()) {
+        while let Some(inner) = self
+            .inner
+            .upgrade()
+            .filter(|inner| !inner.shared.is_closing())
+        {
             self.look(inner, is_suspected).await;
-            let pause = if self.shared.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
-            is_suspected = tokio::time::timeout(pause, self.shared.suspicion.notified()).await.is_ok();
+            let pause = if self.shared.tracker.is_up() {
+                LOOK_EVERY
+            } else {
+                ASK_EVERY
+            };
+            is_suspected = tokio::time::timeout(pause, self.shared.suspicion.notified())
+                .await
+                .is_ok();
         }
     }
 
@@ -434,15 +569,21 @@ impl Probe {
         let reported = self.shared.reported.swap(false, Ordering::Relaxed);
         let in_flight = self.shared.outstanding.load(Ordering::Relaxed) > 0;
         let is_silent = !reported && self.heard.elapsed() >= if in_flight { SILENT } else { IDLE };
-        let is_doubtful = is_suspected || is_silent || knows_no_broker || !self.shared.tracker.is_up();
+        let is_doubtful =
+            is_suspected || is_silent || knows_no_broker || !self.shared.tracker.is_up();
         if is_doubtful {
             let asked = spawn_blocking(move || {
                 // One topic, where there is one: a cluster may have very many.
                 let topic = inner.shared.topic.get().map(String::as_str);
-                let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) else { return };
+                let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) else {
+                    return;
+                };
                 let tracker = &inner.shared.tracker;
                 let options = inner.options();
-                if !(tracker.is_up() && tracker.reason().is_none() && answers_anew(&options.client, topic)) {
+                if !(tracker.is_up()
+                    && tracker.reason().is_none()
+                    && answers_anew(&options.client, topic))
+                {
                     inner.client.context().is_down(error.to_string());
                 }
             });
@@ -457,7 +598,8 @@ impl Probe {
     fn give_servers(&mut self, inner: &Inner, knows_no_broker: bool) {
         let now = Instant::now();
         if !knows_no_broker {
-            (self.next_add, self.pause) = (now, FIRST_PAUSE);
+            self.next_add = now;
+            self.pause = FIRST_PAUSE;
         } else if self.next_add <= now {
             inner.add_servers();
             self.next_add = now + self.pause;
@@ -466,8 +608,8 @@ impl Probe {
     }
 }
 
-/// Whether a broker answers over a new connection. One that throttles a client lets the requests wait that come over the
-/// connections of before, and answers others: it is not away.
+/// Whether a broker answers over a new connection. One that throttles a client lets the requests
+/// wait that come over the connections of before, and answers others: it is not away.
 fn answers_anew(config: &ClientConfig, topic: Option<&str>) -> bool {
     let mut config = config.clone();
     config.remove("transactional.id");
@@ -479,10 +621,18 @@ fn answers_anew(config: &ClientConfig, topic: Option<&str>) -> bool {
     client.is_ok_and(|client| metadata(client.client(), topic, ANSWER_TIMEOUT).is_ok())
 }
 
-fn for_librdkafka<'a>(record: &Record<'a>, ticket: Ticket) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
+fn for_librdkafka<'a>(
+    record: &Record<'a>,
+    ticket: Ticket,
+) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
     let headers = (!record.headers.is_empty()).then(|| {
         let headers = OwnedHeaders::new_with_capacity(record.headers.len());
-        record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
+        record
+            .headers
+            .iter()
+            .fold(headers, |headers, (key, value)| {
+                headers.insert(Header { key, value: *value })
+            })
     });
     Ok(BaseRecord {
         topic: record.topic,
@@ -491,7 +641,8 @@ fn for_librdkafka<'a>(record: &Record<'a>, ticket: Ticket) -> Result<BaseRecord<
         key: record.key,
         timestamp: record.timestamp_ms,
         headers,
-        delivery_opaque: opaque(ticket, record.partition.is_some()).map_err(|_| KafkaError::Canceled)?,
+        delivery_opaque: opaque(ticket, record.partition.is_some())
+            .map_err(|_| KafkaError::Canceled)?,
     })
 }
 
@@ -506,7 +657,8 @@ type Reply = oneshot::Receiver<Result<()>>;
 
 /// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
 ///
-/// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::BusUnreachable`].
+/// It does not keep the producer alive: when the sink is closed or dropped, it fails with
+/// [`Kind::BusUnreachable`].
 #[derive(Debug, Clone)]
 pub struct Producer {
     inner: Weak<Inner>,
@@ -515,13 +667,22 @@ pub struct Producer {
 
 impl Producer {
     pub(super) fn of(inner: &Arc<Inner>) -> Producer {
-        Producer { inner: Arc::downgrade(inner), shared: Arc::clone(&inner.shared) }
+        Producer {
+            inner: Arc::downgrade(inner),
+            shared: Arc::clone(&inner.shared),
+        }
     }
 
     /// Delivers one record and waits for the broker's ack, as long as that takes.
     ///
     /// A cancelled call leaves the record on its way.
-    pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
+    pub async fn deliver(
+        &self,
+        topic: &str,
+        partition: i32,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
         let reply = self.sent(topic, partition, key, value)?;
         reply.await.unwrap_or_else(|_| Err(closed()))?;
         self.alive()?.same_cluster()
@@ -529,19 +690,31 @@ impl Producer {
 
     /// Whether records become visible by [`Producer::commit`] only.
     pub fn is_transactional(&self) -> bool {
-        self.inner.upgrade().is_some_and(|inner| inner.is_transactional())
+        self.inner
+            .upgrade()
+            .is_some_and(|inner| inner.is_transactional())
     }
 
-    /// Sends one record behind all others of the open transaction and commits them together. Send nothing else meanwhile.
+    /// Sends one record behind all others of the open transaction and commits them together. Send
+    /// nothing else meanwhile.
     ///
     /// # Errors
-    /// It is not known to be committed. The producer is finished: what was committed has to be read.
-    pub async fn commit(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
+    /// It is not known to be committed. The producer is finished: what was committed has to be
+    /// read.
+    pub async fn commit(
+        &self,
+        topic: &str,
+        partition: i32,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
         let reply = self.sent(topic, partition, key, value)?;
         failpoint::reached("committing");
         let inner = self.alive()?;
         let committed = spawn_blocking(move || inner.commit_transaction());
-        committed.await.map_err(|error| Error::new(Kind::Bug, error))??;
+        committed
+            .await
+            .map_err(|error| Error::new(Kind::Bug, error))??;
         reply.await.unwrap_or_else(|_| Err(closed()))?;
         self.alive()?.same_cluster()
     }
@@ -551,17 +724,26 @@ impl Producer {
         let inner = self.alive()?;
         self.shared.sends_to(topic);
         let (opaque, reply) = self.shared.await_one();
-        let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
+        let record = BaseRecord::with_opaque_to(topic, opaque)
+            .partition(partition)
+            .key(key)
+            .payload(value);
         inner.send(record).map_err(|error| {
             self.shared.forget(opaque);
-            inner.refusal(&error, Subject::of_record(topic, partition, key.len() + value.len()))
+            inner.refusal(
+                &error,
+                Subject::of_record(topic, partition, key.len() + value.len()),
+            )
         })?;
         Ok(reply)
     }
 
     /// The producer, unless it was closed.
     fn alive(&self) -> Result<Arc<Inner>> {
-        self.inner.upgrade().filter(|_| !self.shared.is_closing()).ok_or_else(closed)
+        self.inner
+            .upgrade()
+            .filter(|_| !self.shared.is_closing())
+            .ok_or_else(closed)
     }
 }
 
@@ -570,13 +752,15 @@ fn closed() -> Error {
 }
 
 impl BusHandle for Producer {
-    /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
-    /// producer takes no more from here on, and is good for nothing but to be closed.
+    /// Gives up everything that Kafka has not acked, and says how many records that was; none where
+    /// there were none. The producer takes no more from here on, and is good for nothing but to be
+    /// closed.
     ///
     /// Requests that the operating system has may still be written by a broker.
     fn give_up(&self) -> Option<usize> {
         let inner = self.inner.upgrade()?;
-        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        let records =
+            Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
         self.shared.advance(Life::Failed);
         inner.purge();
         Some(records)
@@ -587,7 +771,8 @@ impl BusHandle for Producer {
     }
 
     /// The id of the cluster; none where its brokers do not tell.
-    /// Errors: [`Kind::PositionMismatch`]: it is another one than before. Those of a question for metadata.
+    /// Errors: [`Kind::PositionMismatch`]: it is another one than before. Those of a question for
+    /// metadata.
     fn cluster_id(&self) -> BoxFuture<'_, Result<Option<String>>> {
         Box::pin(async {
             let inner = self.alive()?;

@@ -1,5 +1,5 @@
-//! Clients beside the producer: readers of topics, in no consumer group, and one that creates topics. All calls block;
-//! meant for a thread of its own in a Tokio runtime.
+//! Clients beside the producer: readers of topics, in no consumer group, and one that creates
+//! topics. All calls block; meant for a thread of its own in a Tokio runtime.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -36,9 +36,11 @@ const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 /// How soon a partition without a leader is asked for again.
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
 const FETCH_WAIT: &str = "fetch.wait.max.ms";
-/// How long a fetch waits for a record at the broker, and with it each question that follows it on the connection.
+/// How long a fetch waits for a record at the broker, and with it each question that follows it on
+/// the connection.
 const FETCH_WAIT_MS: &str = "50";
-/// librdkafka wants the name of a group even where nobody joins one; nothing is ever committed in its name.
+/// librdkafka wants the name of a group even where nobody joins one; nothing is ever committed in
+/// its name.
 const GROUP: &str = "walrelay-reader";
 /// Records that are fetched ahead, in KiB. A relay holds them beside what is in flight.
 const AHEAD_KIB: &str = "8192";
@@ -48,7 +50,10 @@ pub(crate) type OffsetRanges = BTreeMap<i32, Range<i64>>;
 
 /// The number of offsets: at least that of the records.
 pub(crate) fn offsets(spans: &OffsetRanges) -> u64 {
-    spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
+    spans
+        .values()
+        .map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default())
+        .sum()
 }
 
 type Header<'m> = (&'m str, Option<&'m [u8]>);
@@ -65,15 +70,20 @@ pub(crate) struct TopicRecord<'m> {
 
 impl<'m> TopicRecord<'m> {
     fn of(message: &'m BorrowedMessage<'_>) -> TopicRecord<'m> {
-        let read = |headers: &'m BorrowedHeaders| headers.iter().map(|header| (header.key, header.value)).collect();
+        let read = |headers: &'m BorrowedHeaders| {
+            headers
+                .iter()
+                .map(|header| (header.key, header.value))
+                .collect()
+        };
         TopicRecord {
             partition: message.partition(),
             offset: message.offset(),
             key: message.key(),
             value: message.payload(),
-            headers: message
-                .headers()
-                .map_or(Some(Vec::new()), |found| catch_unwind(AssertUnwindSafe(|| read(found))).ok()),
+            headers: message.headers().map_or(Some(Vec::new()), |found| {
+                catch_unwind(AssertUnwindSafe(|| read(found))).ok()
+            }),
         }
     }
 }
@@ -105,9 +115,14 @@ pub(crate) struct TopicReader {
 }
 
 impl TopicReader {
-    /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are those of
-    /// [`Options::reader`]. Without a `deadline`, a question may take 15 s, and reading gives up after 30 s of silence.
-    pub(crate) fn open(mut options: Options, isolation: Isolation, deadline: Option<Instant>) -> Result<TopicReader> {
+    /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are
+    /// those of [`Options::reader`]. Without a `deadline`, a question may take 15 s, and reading
+    /// gives up after 30 s of silence.
+    pub(crate) fn open(
+        mut options: Options,
+        isolation: Isolation,
+        deadline: Option<Instant>,
+    ) -> Result<TopicReader> {
         let level = match isolation {
             Isolation::ReadCommitted => "read_committed",
             Isolation::ReadUncommitted => "read_uncommitted",
@@ -126,8 +141,13 @@ impl TopicReader {
         if options.client.get(FETCH_WAIT).is_none() {
             options.client.set(FETCH_WAIT, FETCH_WAIT_MS);
         }
-        let client = options.client.create_with_context(Listening::new(options.redactor.clone()));
-        Ok(TopicReader { client: Some(client.map_err(|error| options.creation_error(&error))?), deadline })
+        let client = options
+            .client
+            .create_with_context(Listening::new(options.redactor.clone()));
+        Ok(TopicReader {
+            client: Some(client.map_err(|error| options.creation_error(&error))?),
+            deadline,
+        })
     }
 
     /// The topic's partitions and replicas, and the brokers. Does not create the topic.
@@ -135,24 +155,42 @@ impl TopicReader {
         use RDKafkaErrorCode as Code;
         let timeout = self.time_left(topic, ASK_TIMEOUT)?;
         let asked = native::metadata(self.client()?.client(), Some(topic), timeout);
-        let metadata = asked.map_err(|code| self.explain(&KafkaError::MetadataFetch(code), topic))?;
-        let mut layout = Layout { brokers: metadata.brokers, partitions: Vec::new(), replicas: 0 };
-        let Some(found) = metadata.topics.iter().find(|found| found.name == topic) else { return Ok(layout) };
+        let metadata =
+            asked.map_err(|code| self.explain(&KafkaError::MetadataFetch(code), topic))?;
+        let mut layout = Layout {
+            brokers: metadata.brokers,
+            partitions: Vec::new(),
+            replicas: 0,
+        };
+        let Some(found) = metadata.topics.iter().find(|found| found.name == topic) else {
+            return Ok(layout);
+        };
         match found.error {
             None => {
-                layout.partitions = found.partitions.iter().map(|partition| partition.id).collect();
-                layout.replicas = found.partitions.first().map_or(0, |partition| partition.replicas);
+                layout.partitions = found
+                    .partitions
+                    .iter()
+                    .map(|partition| partition.id)
+                    .collect();
+                layout.replicas = found
+                    .partitions
+                    .first()
+                    .map_or(0, |partition| partition.replicas);
                 Ok(layout)
             }
             // A topic that is being made has no leader yet, and no partition.
             Some(
-                Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable | Code::InvalidTopic,
+                Code::UnknownTopicOrPartition
+                | Code::UnknownTopic
+                | Code::LeaderNotAvailable
+                | Code::InvalidTopic,
             ) => Ok(layout),
             Some(code) => Err(self.explain(&KafkaError::MetadataFetch(code), topic)),
         }
     }
 
-    /// The partitions of `topic`, from their first offset to the end they have now; none where there is no such topic.
+    /// The partitions of `topic`, from their first offset to the end they have now; none where
+    /// there is no such topic.
     pub(crate) fn spans(&self, topic: &str) -> Result<OffsetRanges> {
         self.spans_of(topic, &self.layout(topic)?.partitions)
     }
@@ -160,20 +198,29 @@ impl TopicReader {
     /// Where a partition of a topic begins and ends.
     pub(crate) fn span(&self, topic: &str, partition: i32) -> Result<Range<i64>> {
         let spans = self.spans_of(topic, &[partition])?;
-        spans.into_values().next().ok_or_else(|| Error::new(Kind::Bug, "a partition has no span"))
+        spans
+            .into_values()
+            .next()
+            .ok_or_else(|| Error::new(Kind::Bug, "a partition has no span"))
     }
 
-    /// Where these partitions begin and end. A broker that does not know one or its leader yet is asked again.
+    /// Where these partitions begin and end. A broker that does not know one or its leader yet is
+    /// asked again.
     fn spans_of(&self, topic: &str, partitions: &[i32]) -> Result<OffsetRanges> {
         use RDKafkaErrorCode as Code;
-        let until = self.deadline.unwrap_or_else(|| Instant::now() + ASK_TIMEOUT);
+        let until = self
+            .deadline
+            .unwrap_or_else(|| Instant::now() + ASK_TIMEOUT);
         loop {
             let timeout = self.time_left(topic, ASK_TIMEOUT)?;
             let error = match watermarks(self.client()?, topic, partitions, timeout) {
                 Ok(spans) => return Ok(spans),
                 Err(error) => error,
             };
-            let is_unknown = matches!(code(&error), Code::UnknownTopicOrPartition | Code::UnknownTopic);
+            let is_unknown = matches!(
+                code(&error),
+                Code::UnknownTopicOrPartition | Code::UnknownTopic
+            );
             if Instant::now() >= until || !(is_young(&error) || is_unknown) {
                 return Err(self.explain(&error, topic));
             }
@@ -182,8 +229,14 @@ impl TopicReader {
         }
     }
 
-    /// The part of `spans` that may be as young as `since_ms`, in milliseconds since the Unix epoch, by the brokers' answers.
-    pub(crate) fn since(&self, topic: &str, mut spans: OffsetRanges, since_ms: i64) -> Result<OffsetRanges> {
+    /// The part of `spans` that may be as young as `since_ms`, in milliseconds since the Unix
+    /// epoch, by the brokers' answers.
+    pub(crate) fn since(
+        &self,
+        topic: &str,
+        mut spans: OffsetRanges,
+        since_ms: i64,
+    ) -> Result<OffsetRanges> {
         if spans.is_empty() {
             return Ok(spans);
         }
@@ -192,13 +245,20 @@ impl TopicReader {
             let added = asked.add_partition_offset(topic, *id, Offset::Offset(since_ms.max(0)));
             added.map_err(|error| self.explain(&error, topic))?;
         }
-        let found = self.client()?.offsets_for_times(asked, self.time_left(topic, ASK_TIMEOUT)?);
-        for element in found.map_err(|error| self.explain(&error, topic))?.elements() {
+        let found = self
+            .client()?
+            .offsets_for_times(asked, self.time_left(topic, ASK_TIMEOUT)?);
+        for element in found
+            .map_err(|error| self.explain(&error, topic))?
+            .elements()
+        {
             let begin = match element.offset() {
                 Offset::Offset(offset) => offset,
                 // No record is as young.
                 Offset::End => i64::MAX,
-                Offset::Beginning | Offset::Stored | Offset::Invalid | Offset::OffsetTail(_) => continue,
+                Offset::Beginning | Offset::Stored | Offset::Invalid | Offset::OffsetTail(_) => {
+                    continue;
+                }
             };
             if let Some(span) = spans.get_mut(&element.partition()) {
                 span.start = begin.clamp(span.start, span.end);
@@ -207,7 +267,8 @@ impl TopicReader {
         Ok(spans)
     }
 
-    /// Reads `spans`, each in order, until `take` breaks. Some offsets are compacted away, or mark the end of a transaction.
+    /// Reads `spans`, each in order, until `take` breaks. Some offsets are compacted away, or mark
+    /// the end of a transaction.
     pub(crate) fn read(
         &self,
         topic: &str,
@@ -224,13 +285,19 @@ impl TopicReader {
         while !left.is_empty() {
             if heard.elapsed() > SILENCE_TIMEOUT {
                 let seconds = SILENCE_TIMEOUT.as_secs();
-                let cause = format!("topic {topic} could not be read to its end: nothing came for {seconds} s");
-                return Err(self.client()?.context().why(Error::new(Kind::BusUnreachable, cause)));
+                let cause = format!(
+                    "topic {topic} could not be read to its end: nothing came for {seconds} s"
+                );
+                return Err(self
+                    .client()?
+                    .context()
+                    .why(Error::new(Kind::BusUnreachable, cause)));
             }
             let (id, next) = match self.hear(topic)? {
                 Heard::Nothing => continue,
                 Heard::Record(message) => {
-                    let (id, offset) = (message.partition(), message.offset());
+                    let id = message.partition();
+                    let offset = message.offset();
                     let is_asked_for = left.get(&id).is_some_and(|span| span.contains(&offset));
                     if is_asked_for && take(TopicRecord::of(&message)).is_break() {
                         break;
@@ -248,11 +315,14 @@ impl TopicReader {
                 }
             }
         }
-        self.client()?.unassign().map_err(|error| self.explain(&error, topic))
+        self.client()?
+            .unassign()
+            .map_err(|error| self.explain(&error, topic))
     }
 
-    /// Reads on from the first offsets of `spans`, beyond their ends, until `take` breaks. `take` gets each record as it comes,
-    /// and nothing where none has come for 100 ms or at the end of a partition. Returns where it has stopped.
+    /// Reads on from the first offsets of `spans`, beyond their ends, until `take` breaks. `take`
+    /// gets each record as it comes, and nothing where none has come for 100 ms or at the end of a
+    /// partition. Returns where it has stopped.
     pub(crate) fn follow(
         &self,
         topic: &str,
@@ -262,7 +332,11 @@ impl TopicReader {
         self.assign(topic, &spans)?;
         loop {
             let heard = self.hear(topic)?;
-            let message = if let Heard::Record(message) = &heard { Some(message) } else { None };
+            let message = if let Heard::Record(message) = &heard {
+                Some(message)
+            } else {
+                None
+            };
             if let Some(message) = message
                 && let Some(span) = spans.get_mut(&message.partition())
             {
@@ -273,11 +347,14 @@ impl TopicReader {
             }
         }
         // A question to a broker waits behind each fetch that is under way.
-        self.client()?.unassign().map_err(|error| self.explain(&error, topic))?;
+        self.client()?
+            .unassign()
+            .map_err(|error| self.explain(&error, topic))?;
         Ok(spans)
     }
 
-    /// Reads the partitions of `topic`, each from its start in `from`, to the ends they have now. Returns what that was.
+    /// Reads the partitions of `topic`, each from its start in `from`, to the ends they have now.
+    /// Returns what that was.
     pub(crate) fn read_on(
         &self,
         topic: &str,
@@ -286,7 +363,9 @@ impl TopicReader {
     ) -> Result<OffsetRanges> {
         let mut spans = self.spans(topic)?;
         for (id, span) in &mut spans {
-            span.start = from.get(id).map_or(span.start, |from| from.start.clamp(span.start, span.end));
+            span.start = from
+                .get(id)
+                .map_or(span.start, |from| from.start.clamp(span.start, span.end));
         }
         self.read(topic, &spans, &mut |record| {
             take(record);
@@ -299,7 +378,9 @@ impl TopicReader {
         let explain = |error| self.explain(&error, topic);
         let mut assignment = TopicPartitionList::new();
         for (id, span) in spans {
-            assignment.add_partition_offset(topic, *id, Offset::Offset(span.start)).map_err(explain)?;
+            assignment
+                .add_partition_offset(topic, *id, Offset::Offset(span.start))
+                .map_err(explain)?;
         }
         self.client()?.assign(&assignment).map_err(explain)
     }
@@ -321,15 +402,22 @@ impl TopicReader {
     }
 
     fn client(&self) -> Result<&BaseConsumer<Listening>> {
-        self.client.as_ref().ok_or_else(|| Error::new(Kind::Bug, "the reader of a topic was closed"))
+        self.client
+            .as_ref()
+            .ok_or_else(|| Error::new(Kind::Bug, "the reader of a topic was closed"))
     }
 
     /// The time until the deadline, `limit` at most.
     fn time_left(&self, topic: &str, limit: Duration) -> Result<Duration> {
-        let Some(deadline) = self.deadline else { return Ok(limit) };
+        let Some(deadline) = self.deadline else {
+            return Ok(limit);
+        };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let error = Error::new(Kind::BusUnreachable, format!("topic {topic} could not be read in time"));
+            let error = Error::new(
+                Kind::BusUnreachable,
+                format!("topic {topic} could not be read in time"),
+            );
             return Err(self.client()?.context().why(error));
         }
         Ok(left.min(limit))
@@ -343,14 +431,16 @@ impl TopicReader {
         }
         let explained = about(topic, code);
         match &self.client {
-            Some(client) if faults::kind(code) == Kind::BusUnreachable => client.context().why(explained),
+            Some(client) if faults::kind(code) == Kind::BusUnreachable => {
+                client.context().why(explained)
+            }
             Some(_) | None => explained,
         }
     }
 }
 
-/// Where these partitions begin and end. There are two requests to each broker, however many partitions it has: each
-/// may have to wait behind a fetch of this client.
+/// Where these partitions begin and end. There are two requests to each broker, however many
+/// partitions it has: each may have to wait behind a fetch of this client.
 fn watermarks<C: ConsumerContext>(
     client: &BaseConsumer<C>,
     topic: &str,
@@ -363,7 +453,11 @@ fn watermarks<C: ConsumerContext>(
     let begins = edges(client, topic, partitions, Offset::Beginning, timeout)?;
     let ends = edges(client, topic, partitions, Offset::End, timeout)?;
     // Retention may delete records between the two answers.
-    Ok(begins.into_iter().zip(ends.into_values()).map(|((id, begin), end)| (id, begin.min(end)..end)).collect())
+    Ok(begins
+        .into_iter()
+        .zip(ends.into_values())
+        .map(|((id, begin), end)| (id, begin.min(end)..end))
+        .collect())
 }
 
 /// The first or the last offset of each partition.
@@ -388,10 +482,13 @@ fn edges<C: ConsumerContext>(
     answered.elements().iter().map(offset).collect()
 }
 
-/// Ends a Kafka client on a thread of its own. Closing a consumer waits for librdkafka's threads, and those were seen to
-/// wait for ever (confluentinc/librdkafka#3470, #4884). The caller does not wait with them, unless no thread can be had.
+/// Ends a Kafka client on a thread of its own. Closing a consumer waits for librdkafka's threads,
+/// and those were seen to wait for ever (confluentinc/librdkafka#3470, #4884). The caller does not
+/// wait with them, unless no thread can be had.
 fn close_aside<C: Send + 'static>(client: C) {
-    let started = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(move || drop(client));
+    let started = std::thread::Builder::new()
+        .name("kafka-close".to_owned())
+        .spawn(move || drop(client));
     if let Err(error) = started {
         tracing::debug!(%error, "a Kafka client was closed without a thread of its own");
     }
@@ -414,13 +511,24 @@ pub(super) struct Listening {
 
 impl Listening {
     fn new(redactor: Redactor) -> Listening {
-        Listening { redactor, refusal: Mutex::default(), reason: Mutex::default() }
+        Listening {
+            redactor,
+            refusal: Mutex::default(),
+            reason: Mutex::default(),
+        }
     }
 
-    /// The refusal of a broker, if one has refused the client; else `error`, with the last reason of librdkafka.
+    /// The refusal of a broker, if one has refused the client; else `error`, with the last reason
+    /// of librdkafka.
     fn why(&self, error: Error) -> Error {
         let refusal = self.refusal.lock().clone();
-        refusal.unwrap_or_else(|| self.reason.lock().clone().into_iter().fold(error, Error::because))
+        refusal.unwrap_or_else(|| {
+            self.reason
+                .lock()
+                .clone()
+                .into_iter()
+                .fold(error, Error::because)
+        })
     }
 }
 
@@ -436,7 +544,8 @@ impl ClientContext for Listening {
         let reason = self.redactor.clean(reason);
         tracing::debug!(target: "librdkafka", "{reason}");
         let code = code(&error);
-        let refused = (faults::kind(code) == Kind::BusRefused).then(|| faults::explain(code, Subject::default()));
+        let refused = (faults::kind(code) == Kind::BusRefused)
+            .then(|| faults::explain(code, Subject::default()));
         let refused = refused.or_else(|| faults::certificate_refusal(&reason));
         if refused.is_some() {
             *self.refusal.lock() = refused;
@@ -454,7 +563,8 @@ enum Heard<'m> {
     Nothing,
 }
 
-/// Whether librdkafka goes on by itself. Errors of a group do not matter to a client that is in none.
+/// Whether librdkafka goes on by itself. Errors of a group do not matter to a client that is in
+/// none.
 fn heals(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     let about_group = [
@@ -463,17 +573,26 @@ fn heals(error: &KafkaError) -> bool {
         Code::CoordinatorNotAvailable,
         Code::CoordinatorLoadInProgress,
     ];
-    let passing = [Code::BrokerTransportFailure, Code::AllBrokersDown, Code::Resolve, Code::OperationTimedOut];
+    let passing = [
+        Code::BrokerTransportFailure,
+        Code::AllBrokersDown,
+        Code::Resolve,
+        Code::OperationTimedOut,
+    ];
     about_group.contains(&code(error)) || passing.contains(&code(error)) || is_young(error)
 }
 
 /// Whether a partition that was seen has no leader yet, or another one by now.
 fn is_young(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
-    matches!(code(error), Code::LeaderNotAvailable | Code::NotLeaderForPartition | Code::UnknownPartition)
+    matches!(
+        code(error),
+        Code::LeaderNotAvailable | Code::NotLeaderForPartition | Code::UnknownPartition
+    )
 }
 
-/// Why settings are not known. The client library keeps a refusal to itself and leaves the settings out.
+/// Why settings are not known. The client library keeps a refusal to itself and leaves the settings
+/// out.
 pub(super) const HIDDEN: &str = "the Kafka user may not see its settings (DescribeConfigs)";
 
 fn admin_options() -> AdminOptions {
@@ -481,15 +600,27 @@ fn admin_options() -> AdminOptions {
 }
 
 fn by_default<'t>(topics: &[&'t str], partitions: i32) -> Vec<NewTopic<'t>> {
-    topics.iter().map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(-1))).collect()
+    topics
+        .iter()
+        .map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)))
+        .collect()
 }
 
 fn about(topic: &str, code: RDKafkaErrorCode) -> Error {
-    faults::explain(code, Subject { topic: Some(topic), ..Subject::default() })
+    faults::explain(
+        code,
+        Subject {
+            topic: Some(topic),
+            ..Subject::default()
+        },
+    )
 }
 
 fn no_answer(topic: &str) -> Error {
-    Error::new(Kind::BusUnreachable, format!("no answer to the creation of topic {topic}"))
+    Error::new(
+        Kind::BusUnreachable,
+        format!("no answer to the creation of topic {topic}"),
+    )
 }
 
 /// Creates and deletes topics, and asks for their settings. Close it with [`TopicAdmin::close`].
@@ -500,23 +631,41 @@ impl TopicAdmin {
     pub(crate) fn open(options: &Options) -> Result<TopicAdmin> {
         let context = Listening::new(options.redactor.clone());
         let client = options.client.create_with_context(context);
-        client.map(TopicAdmin).map_err(|error| options.creation_error(&error))
+        client
+            .map(TopicAdmin)
+            .map_err(|error| options.creation_error(&error))
     }
 
-    /// Creates a topic with one partition. False where the topic exists: another client may have been faster.
-    pub(crate) fn create(&self, topic: &str, replicas: usize, settings: &[(&str, &str)]) -> Result<bool> {
+    /// Creates a topic with one partition. False where the topic exists: another client may have
+    /// been faster.
+    pub(crate) fn create(
+        &self,
+        topic: &str,
+        replicas: usize,
+        settings: &[(&str, &str)],
+    ) -> Result<bool> {
         let replication = TopicReplication::Fixed(i32::try_from(replicas).unwrap_or(1));
-        let new = settings.iter().fold(NewTopic::new(topic, 1, replication), |new, (name, value)| new.set(name, value));
+        let new = settings.iter().fold(
+            NewTopic::new(topic, 1, replication),
+            |new, (name, value)| new.set(name, value),
+        );
         let created = self.ask_to_create(std::slice::from_ref(&new), false);
-        created.into_iter().next().unwrap_or_else(|| Err(no_answer(topic)))
+        created
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| Err(no_answer(topic)))
     }
 
-    /// Creates topics with so many partitions each, and as many replicas as the brokers give a topic by default.
+    /// Creates topics with so many partitions each, and as many replicas as the brokers give a
+    /// topic by default.
     pub(crate) fn create_all(&self, topics: &[&str], partitions: i32) -> Result<()> {
-        self.ask_to_create(&by_default(topics, partitions), false).into_iter().try_for_each(|created| created.map(drop))
+        self.ask_to_create(&by_default(topics, partitions), false)
+            .into_iter()
+            .try_for_each(|created| created.map(drop))
     }
 
-    /// Whether the brokers would create each of these topics for this client, with their defaults. Creates nothing.
+    /// Whether the brokers would create each of these topics for this client, with their defaults.
+    /// Creates nothing.
     pub(crate) fn may_create(&self, topics: &[&str]) -> Vec<Result<()>> {
         let asked = self.ask_to_create(&by_default(topics, -1), true);
         asked.into_iter().map(|created| created.map(drop)).collect()
@@ -527,16 +676,25 @@ impl TopicAdmin {
         if new.is_empty() {
             return Vec::new();
         }
-        let options = admin_options().operation_timeout(Some(ADMIN_TIMEOUT)).validate_only(only_asks);
+        let options = admin_options()
+            .operation_timeout(Some(ADMIN_TIMEOUT))
+            .validate_only(only_asks);
         let created = Handle::current().block_on(self.0.create_topics(new, &options));
         let answer = |topic: &str| {
-            let results = created.as_ref().map_err(|error| about(topic, code(error)))?;
+            let results = created
+                .as_ref()
+                .map_err(|error| about(topic, code(error)))?;
             let of = |result: &TopicResult| match result {
                 Ok(name) => (name == topic).then_some(Ok(true)),
-                Err((name, RDKafkaErrorCode::TopicAlreadyExists)) => (name == topic).then_some(Ok(false)),
+                Err((name, RDKafkaErrorCode::TopicAlreadyExists)) => {
+                    (name == topic).then_some(Ok(false))
+                }
                 Err((name, code)) => (name == topic).then(|| Err(about(topic, *code))),
             };
-            results.iter().find_map(of).unwrap_or_else(|| Err(no_answer(topic)))
+            results
+                .iter()
+                .find_map(of)
+                .unwrap_or_else(|| Err(no_answer(topic)))
         };
         new.iter().map(|topic| answer(topic.name)).collect()
     }
@@ -552,16 +710,30 @@ impl TopicAdmin {
         })
     }
 
-    /// A setting of a topic, or why it is not known. Without the id of a `broker` the controller is asked, if it can be reached.
-    pub(crate) fn setting(&self, topic: &str, name: &str, broker: Option<i32>) -> Result<String, String> {
+    /// A setting of a topic, or why it is not known. Without the id of a `broker` the controller is
+    /// asked, if it can be reached.
+    pub(crate) fn setting(
+        &self,
+        topic: &str,
+        name: &str,
+        broker: Option<i32>,
+    ) -> Result<String, String> {
         let described = self.settings(&[Resource::Topic(topic)], broker)?;
-        let entry = described.first().and_then(|settings| settings.get(name).cloned());
+        let entry = described
+            .first()
+            .and_then(|settings| settings.get(name).cloned());
         entry.ok_or_else(|| HIDDEN.to_owned())
     }
 
-    /// All visible settings of these topics and of one broker at most, in their order, or why they are not known.
-    pub(super) fn settings(&self, resources: &[Resource<'_>], broker: Option<i32>) -> Result<Vec<Settings>, String> {
-        native::settings(self.0.inner(), resources, broker, ADMIN_TIMEOUT).map_err(|code| code.to_string())
+    /// All visible settings of these topics and of one broker at most, in their order, or why they
+    /// are not known.
+    pub(super) fn settings(
+        &self,
+        resources: &[Resource<'_>],
+        broker: Option<i32>,
+    ) -> Result<Vec<Settings>, String> {
+        native::settings(self.0.inner(), resources, broker, ADMIN_TIMEOUT)
+            .map_err(|code| code.to_string())
     }
 
     pub(crate) fn close(self) {
@@ -569,21 +741,25 @@ impl TopicAdmin {
     }
 }
 
-/// The first look at a partition: more than one gets of a relay between two stores, and a single fetch.
+/// The first look at a partition: more than one gets of a relay between two stores, and a single
+/// fetch.
 const WINDOW: i64 = 1_000;
 /// How much larger each further look is.
 const GROWTH: i64 = 4;
-/// Offsets looked at, in all partitions together: half of what may be in flight by default, and a second's reading.
+/// Offsets looked at, in all partitions together: half of what may be in flight by default, and a
+/// second's reading.
 use walrelay_core::publisher::delivered_before::READ_BACK_RECORDS_MAX as RECORDS_MAX;
 /// Bytes of records looked at: large records must not make a start wait for long.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Shows `take` the newest records of every partition of `topic` that are committed, at most [`RECORDS_MAX`] of them, and is
-/// told of each whether it is one of those looked for. Those of a partition are shown in windows that go back, each window
-/// in order, until the older half of one has none that is looked for: others may write in between. A topic that does not
-/// exist has no records. Nothing is created or committed.
-/// Errors: [`Kind::BusRefused`](walrelay_core::error::Kind) or `TopicRefused` where the topic may not be read;
-/// `BusUnreachable` where it could not be by `deadline`. Records that were shown until then count.
+/// Shows `take` the newest records of every partition of `topic` that are committed, at most
+/// [`RECORDS_MAX`] of them, and is told of each whether it is one of those looked for. Those of a
+/// partition are shown in windows that go back, each window in order, until the older half of one
+/// has none that is looked for: others may write in between. A topic that does not exist has no
+/// records. Nothing is created or committed. Errors:
+/// [`Kind::BusRefused`](walrelay_core::error::Kind) or `TopicRefused` where the topic may not be
+/// read; `BusUnreachable` where it could not be by `deadline`. Records that were shown until then
+/// count.
 pub(crate) fn read_back(
     options: Options,
     topic: &str,
@@ -592,21 +768,42 @@ pub(crate) fn read_back(
 ) -> Result<()> {
     let reader = TopicReader::open(options, Isolation::ReadCommitted, Some(deadline))?;
     let spans = reader.spans(topic)?;
-    let mut partitions: Vec<Partition> = spans.into_iter().map(|(id, span)| Partition::new(id, span)).collect();
-    let (mut window, mut left, mut bytes) = (WINDOW, RECORDS_MAX, 0);
+    let mut partitions: Vec<Partition> = spans
+        .into_iter()
+        .map(|(id, span)| Partition::new(id, span))
+        .collect();
+    let mut window = WINDOW;
+    let mut left = RECORDS_MAX;
+    let mut bytes = 0;
     while let Some(looked_at) = look_back(&mut partitions, window, left) {
-        let spans: OffsetRanges =
-            partitions.iter().map(|partition| (partition.id, partition.from..partition.to)).collect();
+        let spans: OffsetRanges = partitions
+            .iter()
+            .map(|partition| (partition.id, partition.from..partition.to))
+            .collect();
         reader.read(topic, &spans, &mut |message| {
-            let (key, value) = (message.key, message.value);
+            let key = message.key;
+            let value = message.value;
             bytes += value.map_or(0, <[u8]>::len) + key.map_or(0, <[u8]>::len);
             if let Some(headers) = &message.headers
-                && take(&Record { topic, key, value, headers, partition: Some(message.partition), timestamp_ms: None })
-                && let Some(partition) = partitions.iter_mut().find(|partition| partition.id == message.partition)
+                && take(&Record {
+                    topic,
+                    key,
+                    value,
+                    headers,
+                    partition: Some(message.partition),
+                    timestamp_ms: None,
+                })
+                && let Some(partition) = partitions
+                    .iter_mut()
+                    .find(|partition| partition.id == message.partition)
             {
                 partition.oldest.get_or_insert(message.offset);
             }
-            if bytes > BYTES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if bytes > BYTES_MAX {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         })?;
         if bytes > BYTES_MAX {
             return Ok(());
@@ -634,7 +831,14 @@ struct Partition {
 
 impl Partition {
     fn new(id: i32, span: Range<i64>) -> Partition {
-        Partition { id, low: span.start, from: span.end, to: span.end, oldest: None, enough: span.is_empty() }
+        Partition {
+            id,
+            low: span.start,
+            from: span.end,
+            to: span.end,
+            oldest: None,
+            enough: span.is_empty(),
+        }
     }
 
     /// A window of it was looked at, if there was one.
@@ -644,10 +848,14 @@ impl Partition {
     }
 }
 
-/// Moves each partition that is not done one window back, `left` offsets in all; `None` when nothing is left to look at.
+/// Moves each partition that is not done one window back, `left` offsets in all; `None` when
+/// nothing is left to look at.
 fn look_back(partitions: &mut [Partition], window: i64, left: i64) -> Option<i64> {
     let open = |partition: &Partition| !partition.enough && partition.from > partition.low;
-    let count = partitions.iter().filter(|partition| open(partition)).count();
+    let count = partitions
+        .iter()
+        .filter(|partition| open(partition))
+        .count();
     let window = window.min(left / i64::try_from(count).ok().filter(|count| *count > 0)?);
     if window <= 0 {
         return None;
@@ -681,7 +889,10 @@ mod tests {
     }
 
     fn windows(partitions: &[Partition]) -> Vec<(i64, i64)> {
-        partitions.iter().map(|partition| (partition.from, partition.to)).collect()
+        partitions
+            .iter()
+            .map(|partition| (partition.from, partition.to))
+            .collect()
     }
 
     /// Counts the requests for offsets, by the statistics of librdkafka.
@@ -693,7 +904,10 @@ mod tests {
 
     impl ClientContext for Counting {
         fn stats(&self, statistics: Statistics) {
-            let asked = statistics.brokers.values().filter_map(|broker| broker.req.get("ListOffsets"));
+            let asked = statistics
+                .brokers
+                .values()
+                .filter_map(|broker| broker.req.get("ListOffsets"));
             self.asked.store(asked.sum(), Ordering::Relaxed);
             self.statistics.fetch_add(1, Ordering::Relaxed);
         }
@@ -707,29 +921,54 @@ mod tests {
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic("t", PARTITIONS, 1).unwrap();
         let servers = cluster.bootstrap_servers();
-        let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &servers).create().unwrap();
-        producer.send(BaseRecord::<(), str>::to("t").partition(7).payload("x")).unwrap();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", &servers)
+            .create()
+            .unwrap();
+        producer
+            .send(BaseRecord::<(), str>::to("t").partition(7).payload("x"))
+            .unwrap();
         producer.flush(ASK_TIMEOUT).unwrap();
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", servers).set("group.id", GROUP).set("statistics.interval.ms", "20");
-        let client: BaseConsumer<Counting> = config.create_with_context(Counting::default()).unwrap();
-        let spans = watermarks(&client, "t", &(0..PARTITIONS).collect::<Vec<_>>(), ASK_TIMEOUT).unwrap();
+        config
+            .set("bootstrap.servers", servers)
+            .set("group.id", GROUP)
+            .set("statistics.interval.ms", "20");
+        let client: BaseConsumer<Counting> =
+            config.create_with_context(Counting::default()).unwrap();
+        let spans = watermarks(
+            &client,
+            "t",
+            &(0..PARTITIONS).collect::<Vec<_>>(),
+            ASK_TIMEOUT,
+        )
+        .unwrap();
         let expected = (0..PARTITIONS).map(|id| (id, 0..i64::from(id == 7)));
         assert_eq!(spans, expected.collect());
         let seen = client.context().statistics.load(Ordering::Relaxed);
         let until = Instant::now() + ASK_TIMEOUT;
         // The next statistics may have been made before the last request.
-        while client.context().statistics.load(Ordering::Relaxed) < seen + 2 && Instant::now() < until {
+        while client.context().statistics.load(Ordering::Relaxed) < seen + 2
+            && Instant::now() < until
+        {
             client.poll(POLL_TIMEOUT);
         }
         assert_eq!(client.context().asked.load(Ordering::Relaxed), 2);
         let unknown = watermarks(&client, "t", &[0, PARTITIONS], ASK_TIMEOUT).unwrap_err();
-        assert!(is_young(&unknown) || code(&unknown) == RDKafkaErrorCode::UnknownTopicOrPartition, "{unknown}");
+        assert!(
+            is_young(&unknown) || code(&unknown) == RDKafkaErrorCode::UnknownTopicOrPartition,
+            "{unknown}"
+        );
     }
 
     #[test]
     fn a_partition_is_done_when_the_older_half_of_a_window_has_no_match() {
-        for (oldest, enough) in [(None, true), (Some(9_500), true), (Some(9_499), false), (Some(9_000), false)] {
+        for (oldest, enough) in [
+            (None, true),
+            (Some(9_500), true),
+            (Some(9_499), false),
+            (Some(9_000), false),
+        ] {
             let mut one = [partition(0, 0, 10_000)];
             look_back(&mut one, 1_000, 50_000);
             one[0].oldest = oldest;
@@ -740,7 +979,11 @@ mod tests {
 
     #[test]
     fn each_window_ends_where_the_previous_one_began_until_a_partition_is_done() {
-        let mut all = [partition(0, 0, 10_000), partition(1, 9_500, 10_000), partition(2, 7, 7)];
+        let mut all = [
+            partition(0, 0, 10_000),
+            partition(1, 9_500, 10_000),
+            partition(2, 7, 7),
+        ];
         assert_eq!(look_back(&mut all, 1_000, 50_000), Some(1_500));
         assert_eq!(windows(&all), [(9_000, 10_000), (9_500, 10_000), (7, 7)]);
         assert_eq!(look_back(&mut all, 4_000, 48_500), Some(4_000));
@@ -752,7 +995,8 @@ mod tests {
     #[test]
     fn the_number_of_records_read_from_all_partitions_is_bounded() {
         let mut all: Vec<_> = (0..1_000).map(|id| partition(id, 0, 1_000_000)).collect();
-        let (mut left, mut window) = (RECORDS_MAX, WINDOW);
+        let mut left = RECORDS_MAX;
+        let mut window = WINDOW;
         while let Some(looked_at) = look_back(&mut all, window, left) {
             left -= looked_at;
             window *= GROWTH;

@@ -9,8 +9,12 @@ use crate::conninfo::ConnInfo;
 use crate::postgres::session::tests::{FakeServer, message, pipe, report};
 use walrelay_core::error::{Error, Kind};
 
-const SETTINGS: [(&str, &str); 4] =
-    [("client_encoding", "UTF8"), ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres")];
+const SETTINGS: [(&str, &str); 4] = [
+    ("client_encoding", "UTF8"),
+    ("DateStyle", "ISO, MDY"),
+    ("TimeZone", "UTC"),
+    ("IntervalStyle", "postgres"),
+];
 
 impl Unwatch for DuplexStream {
     fn unwatch(&mut self) {}
@@ -21,8 +25,12 @@ impl Unwatch for DuplexStream {
 }
 
 fn config() -> SourceConfig {
-    let database = ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap();
-    let stream = StreamConfig { max_message_bytes: 1000, ..StreamConfig::default() };
+    let database =
+        ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap();
+    let stream = StreamConfig {
+        max_message_bytes: 1000,
+        ..StreamConfig::default()
+    };
     SourceConfig::sample(database, "orders", "My \"Pub", stream)
 }
 
@@ -35,10 +43,20 @@ async fn log_in(
     let config = config();
     let play = async {
         let asked = server.let_in(settings).await;
-        for wanted in [("replication", "database"), ("application_name", "walrelay/orders"), ("TimeZone", "UTC")] {
-            assert!(asked.contains(&(wanted.0.into(), wanted.1.into())), "{wanted:?}");
+        for wanted in [
+            ("replication", "database"),
+            ("application_name", "walrelay/orders"),
+            ("TimeZone", "UTC"),
+        ] {
+            assert!(
+                asked.contains(&(wanted.0.into(), wanted.1.into())),
+                "{wanted:?}"
+            );
         }
-        assert!(asked.contains(&("options".into(), "-c a=b -c wal_sender_timeout=10000".into())));
+        assert!(asked.contains(&(
+            "options".into(),
+            "-c a=b -c wal_sender_timeout=10000".into()
+        )));
         for value in [shown[0], shown[1], "0"] {
             if server.next().await.is_none() {
                 return;
@@ -47,14 +65,19 @@ async fn log_in(
         }
     };
     let target = &config.database.targets[0];
-    let (session, ()) = tokio::join!(WalSession::log_in(client, None, &config.database, target, &config), play);
+    let (session, ()) = tokio::join!(
+        WalSession::log_in(client, None, &config.database, target, &config),
+        play
+    );
     session
 }
 
 /// A stream that has been started, and the server at its other end.
 async fn started() -> (WalStream<DuplexStream>, FakeServer) {
     let (client, mut server) = pipe();
-    let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
+    let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"])
+        .await
+        .unwrap();
     let config = config();
     let play = async {
         let command = server.expect_query().await;
@@ -69,11 +92,24 @@ async fn started() -> (WalStream<DuplexStream>, FakeServer) {
 }
 
 fn change(lsn: u64, body: &[u8]) -> Vec<u8> {
-    [b"w", &lsn.to_be_bytes()[..], &lsn.to_be_bytes(), &0_i64.to_be_bytes(), body].concat()
+    [
+        b"w",
+        &lsn.to_be_bytes()[..],
+        &lsn.to_be_bytes(),
+        &0_i64.to_be_bytes(),
+        body,
+    ]
+    .concat()
 }
 
 fn keepalive(wal_end: u64, reply: u8) -> Vec<u8> {
-    [b"k", &wal_end.to_be_bytes()[..], &0_i64.to_be_bytes(), &[reply]].concat()
+    [
+        b"k",
+        &wal_end.to_be_bytes()[..],
+        &0_i64.to_be_bytes(),
+        &[reply],
+    ]
+    .concat()
 }
 
 /// The LSNs and the question in the client's next status.
@@ -86,7 +122,11 @@ async fn status(server: &mut FakeServer) -> (u64, u64, bool) {
 }
 
 fn told(received: u64, confirmed: u64) -> Status {
-    Status { received: Lsn::new(received), confirmed: Lsn::new(confirmed), reply_requested: false }
+    Status {
+        received: Lsn::new(received),
+        confirmed: Lsn::new(confirmed),
+        reply_requested: false,
+    }
 }
 
 /// The server sends a change at this LSN, and the stream reads it.
@@ -102,7 +142,9 @@ async fn error_after(bytes: &[u8], open_transaction: Option<Lsn>) -> Error {
     server.send_raw(bytes).await;
     drop(server);
     loop {
-        let next = stream.next(open_transaction).map(|message| message.is_some());
+        let next = stream
+            .next(open_transaction)
+            .map(|message| message.is_some());
         let is_read = match next {
             Ok(false) => stream.fill().await.map(drop),
             other => other.map(drop),
@@ -128,9 +170,17 @@ async fn changes_keepalives_notices_and_the_end_come_in_order() {
     .concat();
     server.send_raw(&bytes).await;
     stream.fill().await.unwrap();
-    let seen: Vec<_> = (0..5).map(|_| format!("{:?}", stream.next(None).unwrap().unwrap())).collect();
-    assert!(seen[0].starts_with("Data { wal_start: 0/5, wal_end: 0/5"), "{seen:?}");
-    assert!(seen[1].contains("55000") && !seen[1].contains("canary"), "{seen:?}");
+    let seen: Vec<_> = (0..5)
+        .map(|_| format!("{:?}", stream.next(None).unwrap().unwrap()))
+        .collect();
+    assert!(
+        seen[0].starts_with("Data { wal_start: 0/5, wal_end: 0/5"),
+        "{seen:?}"
+    );
+    assert!(
+        seen[1].contains("55000") && !seen[1].contains("canary"),
+        "{seen:?}"
+    );
     assert_eq!(seen[2], "Keepalive { wal_end: 0/9, reply_requested: true }");
     assert!(seen[3].contains("ISO, DMY"));
     assert_eq!(seen[4], "CopyDone");
@@ -144,7 +194,11 @@ async fn the_confirmed_lsn_never_exceeds_the_received_one_and_never_decreases() 
     stream.flush_output().await.unwrap();
     assert_eq!(status(&mut server).await, (0, 0, false));
     receives(&mut stream, &mut server, 50).await;
-    for (asked, sent) in [(told(50, 40), (50, 40)), (told(50, 30), (50, 40)), (told(900, 900), (50, 50))] {
+    for (asked, sent) in [
+        (told(50, 40), (50, 40)),
+        (told(50, 30), (50, 40)),
+        (told(900, 900), (50, 50)),
+    ] {
         stream.queue_status(asked);
         stream.flush_output().await.unwrap();
         let (received, confirmed, _) = status(&mut server).await;
@@ -172,7 +226,10 @@ async fn a_stream_that_is_no_standby_confirms_nothing_with_its_last_status() {
 async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
     let (mut stream, mut server) = started().await;
     receives(&mut stream, &mut server, 50).await;
-    stream.queue_status(Status { reply_requested: true, ..told(50, 10) });
+    stream.queue_status(Status {
+        reply_requested: true,
+        ..told(50, 10)
+    });
     stream.queue_status(told(50, 20));
     stream.output.written = 0;
     assert_eq!(stream.output.bytes.len(), STATUS_FRAME_BYTES);
@@ -190,7 +247,11 @@ async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
     assert_eq!(stream.output.bytes.len(), 3 * STATUS_FRAME_BYTES);
     stream.output.written = 0;
     let (flushed, sent) = tokio::join!(stream.flush_output(), async {
-        [status(&mut server).await, status(&mut server).await, status(&mut server).await]
+        [
+            status(&mut server).await,
+            status(&mut server).await,
+            status(&mut server).await,
+        ]
     });
     flushed.unwrap();
     assert_eq!(sent, [(50, 20, true), (50, 39, true), (50, 50, true)]);
@@ -201,21 +262,34 @@ async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
 async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
     let whole = message(b'd', &change(0x1_0000_00AB, &[0; 1001]));
     // Thirty bytes hold the LSN; nothing more of it ever comes.
-    for (open_transaction, what, lsn) in [(None, "message", "1/AB"), (Some(Lsn::new(0x1_0000_00CD)), "row", "1/CD")] {
+    for (open_transaction, what, lsn) in [
+        (None, "message", "1/AB"),
+        (Some(Lsn::new(0x1_0000_00CD)), "row", "1/CD"),
+    ] {
         let error = error_after(&whole[..30], open_transaction).await;
-        assert!(error.kind() == Kind::Event && error.cause().contains("1/AB"), "{error}");
+        assert!(
+            error.kind() == Kind::Event && error.cause().contains("1/AB"),
+            "{error}"
+        );
         let advance = format!(
-            "deliver that {what} by hand, stop the relay, select pg_replication_slot_advance('orders', '{lsn}'::pg_lsn + 1), \
+            "deliver that {what} by hand, stop the relay, select \
+             pg_replication_slot_advance('orders', '{lsn}'::pg_lsn + 1), \
              and start once with --adopt-slot"
         );
         assert!(error.what_to_do().unwrap().contains(&advance), "{error:?}");
     }
     let notice = error_after(b"N\x7f\xff\xff\xff", None).await;
-    assert_eq!(notice.what_to_do().as_deref(), Some("raise slot.max_message_bytes"), "no row is to be given up");
+    assert_eq!(
+        notice.what_to_do().as_deref(),
+        Some("raise slot.max_message_bytes"),
+        "no row is to be given up"
+    );
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(7, &[0; 1000])).await;
     stream.fill().await.unwrap();
-    assert!(matches!(stream.next(None).unwrap(), Some(WalMessage::Data { body, .. }) if body.len() == 1000));
+    assert!(
+        matches!(stream.next(None).unwrap(), Some(WalMessage::Data { body, .. }) if body.len() == 1000)
+    );
 }
 
 #[tokio::test]
@@ -224,16 +298,28 @@ async fn invalid_messages_from_the_server_are_errors() {
         (message(b'd', b"x"), Kind::PostgresUnreachable),
         (message(b'd', b""), Kind::PostgresUnreachable),
         (message(b'd', b"w\0\0"), Kind::PostgresUnreachable),
-        (message(b'd', &keepalive(1, 0)[..17]), Kind::PostgresUnreachable),
+        (
+            message(b'd', &keepalive(1, 0)[..17]),
+            Kind::PostgresUnreachable,
+        ),
         (message(b'D', b""), Kind::PostgresUnreachable),
         (message(b'Z', b"I"), Kind::PostgresUnreachable),
         (message(b'S', b"TimeZone"), Kind::PostgresUnreachable),
-        (message(b'S', b"TimeZone\0Asia/Kolkata\0"), Kind::Publication),
+        (
+            message(b'S', b"TimeZone\0Asia/Kolkata\0"),
+            Kind::Publication,
+        ),
         (b"d\0\0\0\x03".to_vec(), Kind::PostgresUnreachable),
         (b"d\0\0\0".to_vec(), Kind::PostgresUnreachable),
         (b"N\x7f\xff\xff\xff".to_vec(), Kind::Event),
-        (message(b'E', &report("57P01", "bye")), Kind::PostgresUnreachable),
-        (message(b'E', &report("42704", "no publication")), Kind::Publication),
+        (
+            message(b'E', &report("57P01", "bye")),
+            Kind::PostgresUnreachable,
+        ),
+        (
+            message(b'E', &report("42704", "no publication")),
+            Kind::Publication,
+        ),
         (message(b'E', b""), Kind::PostgresUnfit),
         (vec![], Kind::PostgresUnreachable),
     ] {
@@ -249,11 +335,24 @@ async fn a_row_that_the_server_cannot_send_is_named_with_its_transaction() {
         let bytes = message(b'E', &report(sqlstate, "cannot"));
         let error = error_after(&bytes, Some(Lsn::new(0x190))).await;
         assert_eq!(error.kind(), Kind::Event);
-        assert!(error.to_string().starts_with("in the transaction at 0/190: "), "{error}");
-        let give_up = "select pg_replication_slot_advance('orders', '0/190'::pg_lsn + 1), and start once";
-        assert!(error.what_to_do().unwrap().contains(give_up), "{:?}", error.what_to_do());
+        assert!(
+            error
+                .to_string()
+                .starts_with("in the transaction at 0/190: "),
+            "{error}"
+        );
+        let give_up =
+            "select pg_replication_slot_advance('orders', '0/190'::pg_lsn + 1), and start once";
+        assert!(
+            error.what_to_do().unwrap().contains(give_up),
+            "{:?}",
+            error.what_to_do()
+        );
         let before = error_after(&bytes, None).await.what_to_do().unwrap();
-        assert!(before.starts_with("nothing was skipped. ") && !before.contains("advance"), "{before}");
+        assert!(
+            before.starts_with("nothing was skipped. ") && !before.contains("advance"),
+            "{before}"
+        );
     }
 }
 
@@ -263,12 +362,19 @@ async fn a_server_that_ignores_a_setting_is_refused() {
         let mut settings = SETTINGS.to_vec();
         settings.remove(index);
         let (client, mut server) = pipe();
-        let error = log_in(&mut server, client, &settings, ["hex", "1"]).await.unwrap_err();
-        assert!(error.kind() == Kind::Publication && error.cause().contains(name), "{error}");
+        let error = log_in(&mut server, client, &settings, ["hex", "1"])
+            .await
+            .unwrap_err();
+        assert!(
+            error.kind() == Kind::Publication && error.cause().contains(name),
+            "{error}"
+        );
     }
     for shown in [["escape", "1"], ["hex", "0"]] {
         let (client, mut server) = pipe();
-        let error = log_in(&mut server, client, &SETTINGS, shown).await.unwrap_err();
+        let error = log_in(&mut server, client, &SETTINGS, shown)
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), Kind::Publication);
     }
 }
@@ -278,11 +384,23 @@ async fn reading_and_writing_make_progress_in_the_same_wait() {
     let (mut stream, mut server) = started().await;
     stream.queue_status(told(0, 0));
     let io = stream.ready_io(true).await.unwrap();
-    assert_eq!(io, Io { received_bytes: 0, flushed: true });
+    assert_eq!(
+        io,
+        Io {
+            received_bytes: 0,
+            flushed: true
+        }
+    );
     status(&mut server).await;
     server.send(b'd', &keepalive(3, 0)).await;
     let io = stream.ready_io(true).await.unwrap();
-    assert_eq!(io, Io { received_bytes: 5 + 18, flushed: false });
+    assert_eq!(
+        io,
+        Io {
+            received_bytes: 5 + 18,
+            flushed: false
+        }
+    );
     assert!(stream.next(None).unwrap().is_some());
     // With nothing to write and reading stopped, there is nothing to wait for.
     server.send(b'd', &keepalive(4, 0)).await;
@@ -300,7 +418,10 @@ async fn a_full_pipe_delays_neither_reading_nor_the_last_confirmation() {
     for _ in 0..4000 {
         confirmed += 1;
         stream.queue_status(told(1 << 20, confirmed));
-        if tokio::time::timeout(Duration::ZERO, stream.ready_io(false)).await.is_err() {
+        if tokio::time::timeout(Duration::ZERO, stream.ready_io(false))
+            .await
+            .is_err()
+        {
             break;
         }
     }
@@ -331,11 +452,17 @@ async fn a_failed_write_is_reported_after_the_last_message_of_the_server() {
     assert!(!stream.has_output());
     let error = stream.next(None).unwrap_err();
     assert!(error.cause().contains("57P01"), "{error}");
-    assert_eq!(stream.ready_io(true).await.unwrap_err().kind(), Kind::PostgresUnreachable);
+    assert_eq!(
+        stream.ready_io(true).await.unwrap_err().kind(),
+        Kind::PostgresUnreachable
+    );
     let (mut stream, server) = started().await;
     drop(server);
     stream.queue_status(told(0, 0));
-    assert_eq!(stream.ready_io(false).await.unwrap_err().kind(), Kind::PostgresUnreachable);
+    assert_eq!(
+        stream.ready_io(false).await.unwrap_err().kind(),
+        Kind::PostgresUnreachable
+    );
 }
 
 #[tokio::test]
@@ -373,7 +500,9 @@ async fn a_server_shutdown_ends_the_stream_and_no_further_status_is_sent() {
         drop(server);
         assert_eq!(stream.next(None).unwrap(), Some(WalMessage::CopyDone));
         let confirmed = if news { 50 } else { 40 };
-        let finished = stream.finish(told(50, confirmed), Instant::now() + Duration::from_secs(5)).await;
+        let finished = stream
+            .finish(told(50, confirmed), Instant::now() + Duration::from_secs(5))
+            .await;
         assert_eq!(finished.is_err(), news);
     }
 }
@@ -388,7 +517,10 @@ async fn finishing_a_stream_succeeds_even_if_the_server_does_not_release_the_slo
         server.expect(b'c').await;
         server.expect(b'X').await;
     };
-    let (finished, ()) = tokio::join!(stream.finish(told(0, 0), begun + Duration::from_secs(30)), play);
+    let (finished, ()) = tokio::join!(
+        stream.finish(told(0, 0), begun + Duration::from_secs(30)),
+        play
+    );
     finished.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 1);
 }
@@ -397,15 +529,28 @@ async fn finishing_a_stream_succeeds_even_if_the_server_does_not_release_the_slo
 async fn finishing_a_stream_fails_at_its_deadline() {
     let (stream, _server) = started().await;
     let begun = Instant::now();
-    let error = stream.finish(told(0, 0), begun + Duration::from_secs(5)).await.unwrap_err();
+    let error = stream
+        .finish(told(0, 0), begun + Duration::from_secs(5))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), Kind::PostgresUnreachable);
     assert_eq!(begun.elapsed().as_secs(), 5);
 }
 
 fn said(sqlstate: &str, routine: &str) -> Result<()> {
-    let source = SourceConfig { publication: "walrelay_orders".to_owned(), ..config() };
+    let source = SourceConfig {
+        publication: "walrelay_orders".to_owned(),
+        ..config()
+    };
     let [sqlstate, message, routine] = [sqlstate, "canary", routine].map(str::to_owned);
-    judge_notice(&Notice { sqlstate, message, routine }, &source)
+    judge_notice(
+        &Notice {
+            sqlstate,
+            message,
+            routine,
+        },
+        &source,
+    )
 }
 
 #[test]
@@ -413,13 +558,25 @@ fn a_warning_that_changes_are_skipped_stops_the_relay_and_others_do_not() {
     // A server that does not say which of its functions speaks is taken at its worst.
     let error = said("55000", "").unwrap_err();
     assert_eq!(error.kind(), Kind::Publication);
-    assert!(error.cause().contains("orders") && error.cause().contains("walrelay_orders"), "{error}");
-    assert!(error.what_to_do().unwrap().contains("walrelay setup --slot orders"));
-    assert_eq!(said("55000", "LoadPublications").unwrap_err().kind(), Kind::Publication);
+    assert!(
+        error.cause().contains("orders") && error.cause().contains("walrelay_orders"),
+        "{error}"
+    );
+    assert!(
+        error
+            .what_to_do()
+            .unwrap()
+            .contains("walrelay setup --slot orders")
+    );
+    assert_eq!(
+        said("55000", "LoadPublications").unwrap_err().kind(),
+        Kind::Publication
+    );
     for harmless in ["00000", "01000", "42704", ""] {
         said(harmless, "").unwrap();
     }
-    // An inactive or invalidated standby slot, and one that does not exist: the slot waits and skips nothing.
+    // An inactive or invalidated standby slot, and one that does not exist: the slot waits and
+    // skips nothing.
     for sqlstate in ["55000", "22023"] {
         said(sqlstate, "StandbySlotsHaveCaughtup").unwrap();
     }
@@ -427,9 +584,18 @@ fn a_warning_that_changes_are_skipped_stops_the_relay_and_others_do_not() {
 
 #[test]
 fn a_status_update_is_laid_out_as_documented() {
-    let status = Status { received: Lsn::new(0x0102), confirmed: Lsn::new(0x0304), reply_requested: true };
-    let fields = [0x0102_u64, 0x0304, 0x0304, 5].map(u64::to_be_bytes).concat();
-    assert_eq!(status_update(status, 946_684_800_000_005)[..], [b"d\0\0\0\x26r", &fields[..], &[1]].concat());
+    let status = Status {
+        received: Lsn::new(0x0102),
+        confirmed: Lsn::new(0x0304),
+        reply_requested: true,
+    };
+    let fields = [0x0102_u64, 0x0304, 0x0304, 5]
+        .map(u64::to_be_bytes)
+        .concat();
+    assert_eq!(
+        status_update(status, 946_684_800_000_005)[..],
+        [b"d\0\0\0\x26r", &fields[..], &[1]].concat()
+    );
 }
 
 proptest! {

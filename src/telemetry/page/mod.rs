@@ -1,8 +1,9 @@
 //! The status page: `/`, and its server-sent events at `/events`.
 //!
-//! A task samples what the pictures show once a second into a bounded history. While somebody looks, the task also takes
-//! all figures, and renders the page. Each viewer's stream of events ends by itself, so that a viewer holds a connection no
-//! longer than any other client may; the browser then asks again.
+//! A task samples what the pictures show once a second into a bounded history. While somebody
+//! looks, the task also takes all figures, and renders the page. Each viewer's stream of events
+//! ends by itself, so that a viewer holds a connection no longer than any other client may; the
+//! browser then asks again.
 
 mod render;
 mod snapshot;
@@ -29,7 +30,8 @@ use super::{Flow, Telemetry};
 use walrelay_core::printable::printable;
 
 const TICK: Duration = Duration::from_secs(1);
-/// A stream of events ends so long before its connection is closed, so that the browser sees no fault.
+/// A stream of events ends so long before its connection is closed, so that the browser sees no
+/// fault.
 const ENDS_BEFORE: Duration = Duration::from_secs(1);
 /// The browser asks again after this.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -46,7 +48,8 @@ const SCRIPT: &str = include_str!("page.js");
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let [style, script] = [STYLE, SCRIPT].map(|text| STANDARD.encode(Sha256::digest(text)));
     format!(
-        "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; img-src data:; \
+        "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src \
+         'self'; img-src data:; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 });
@@ -77,7 +80,10 @@ impl Page {
     }
 
     pub(super) fn routes(self: &Arc<Self>) -> Router {
-        Router::new().route("/", get(document)).route("/events", get(events)).with_state(Arc::clone(self))
+        Router::new()
+            .route("/", get(document))
+            .route("/events", get(events))
+            .with_state(Arc::clone(self))
     }
 
     /// Keeps the history, and renders the page for its viewers, until dropped.
@@ -115,7 +121,11 @@ impl Page {
 }
 
 async fn document(State(page): State<Arc<Page>>) -> Response {
-    ([(header::CONTENT_SECURITY_POLICY, POLICY.as_str())], Html(html(&page.snapshot()))).into_response()
+    (
+        [(header::CONTENT_SECURITY_POLICY, POLICY.as_str())],
+        Html(html(&page.snapshot())),
+    )
+        .into_response()
 }
 
 fn html(now: &Snapshot) -> String {
@@ -127,20 +137,33 @@ fn sections(now: &Snapshot) -> String {
     printable(&render::sections(now).into_string()).into_owned()
 }
 
-async fn events(State(page): State<Arc<Page>>, Extension(ClosesAt(closes_at)): Extension<ClosesAt>) -> Response {
+async fn events(
+    State(page): State<Arc<Page>>,
+    Extension(ClosesAt(closes_at)): Extension<ClosesAt>,
+) -> Response {
     let Ok(permit) = Arc::clone(&page.viewers).try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many viewers\n").into_response();
     };
-    let (latest, until) = (page.latest.subscribe(), closes_at.checked_sub(ENDS_BEFORE).unwrap_or(closes_at));
+    let latest = page.latest.subscribe();
+    let until = closes_at.checked_sub(ENDS_BEFORE).unwrap_or(closes_at);
     let first = page.sections();
-    let events = stream::unfold((Some(first), latest, permit), move |(first, mut latest, permit)| async move {
-        if first.is_none() {
-            // The time is over, or the relay ended.
-            tokio::time::timeout_at(until.into(), latest.changed()).await.ok()?.ok()?;
-        }
-        let sections = first.unwrap_or_else(|| latest.borrow_and_update().clone());
-        Some((Ok::<_, Infallible>(Event::default().retry(ASK_AGAIN).data(sections)), (None, latest, permit)))
-    });
+    let events = stream::unfold(
+        (Some(first), latest, permit),
+        move |(first, mut latest, permit)| async move {
+            if first.is_none() {
+                // The time is over, or the relay ended.
+                tokio::time::timeout_at(until.into(), latest.changed())
+                    .await
+                    .ok()?
+                    .ok()?;
+            }
+            let sections = first.unwrap_or_else(|| latest.borrow_and_update().clone());
+            Some((
+                Ok::<_, Infallible>(Event::default().retry(ASK_AGAIN).data(sections)),
+                (None, latest, permit),
+            ))
+        },
+    );
     // nginx passes each event on at once.
     ([("x-accel-buffering", "no")], Sse::new(events)).into_response()
 }

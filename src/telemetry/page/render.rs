@@ -54,19 +54,35 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
         section #errors .card { h2 { "Last errors" } (errors(now)) }
         p #relays .soft {
             @if !now.stand_by_pids.is_empty() { (stand_bys(&now.stand_by_pids)) " " }
-            code { (of_relay(now, "status")) } " lists the relays of this slot, with those that stand by."
+            code { (of_relay(now, "status")) } " lists the relays of this slot, with those that \
+                                                stand by."
         }
     }
 }
 
 fn stand_bys(pids: &[i32]) -> String {
-    let (are, pids) = (pids.len(), pids.iter().map(i32::to_string).collect::<Vec<_>>().join(", "));
-    format!("{are} {}: backend pid {pids}.", if are == 1 { "relay stands by" } else { "relays stand by" })
+    let are = pids.len();
+    let pids = pids
+        .iter()
+        .map(i32::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
+    format!(
+        "{are} {}: backend pid {pids}.",
+        if are == 1 {
+            "relay stands by"
+        } else {
+            "relays stand by"
+        }
+    )
 }
 
-/// From the slot through the relay into the bus. What only some relays measure is left out where it is unknown.
+/// From the slot through the relay into the bus. What only some relays measure is left out where it
+/// is unknown.
 fn way(now: &Snapshot) -> Markup {
-    let closed = IntakeClosed::VARIANTS.iter().find(|why| now.figures.get(&intake_sample(**why)) == Some(1.0));
+    let closed = IntakeClosed::VARIANTS
+        .iter()
+        .find(|why| now.figures.get(&intake_sample(**why)) == Some(1.0));
     html! {
         div .card {
             h2 { "Postgres slot" }
@@ -100,14 +116,25 @@ fn way(now: &Snapshot) -> Markup {
 }
 
 fn list(now: &Snapshot, terms: &[(&str, &str, Shown)]) -> Markup {
-    let shown = |sample| now.figures.get(sample).is_some() || ![SAFE_WAL, ROUND_TRIP].contains(&sample);
+    let shown =
+        |sample| now.figures.get(sample).is_some() || ![SAFE_WAL, ROUND_TRIP].contains(&sample);
     html! { @for (term, sample, form) in terms.iter().filter(|of| shown(of.1)) { dt { (term) } dd { (figure(now, sample, *form)) } } }
 }
 
 fn connection(now: &Snapshot, side: Side) -> Markup {
     let sample = format!("walrelay_connection_state{{side=\"{}\"}}", side.name());
-    let tone = if now.figures.get(&sample) == Some(1.0) { "good" } else { "bad" };
-    let words = |state: f64| if state == 1.0 { "up".to_owned() } else { "down".to_owned() };
+    let tone = if now.figures.get(&sample) == Some(1.0) {
+        "good"
+    } else {
+        "bad"
+    };
+    let words = |state: f64| {
+        if state == 1.0 {
+            "up".to_owned()
+        } else {
+            "down".to_owned()
+        }
+    };
     html! { dt { "Connection" } dd { b .(tone) { (figure(now, &sample, words)) } } }
 }
 
@@ -125,16 +152,29 @@ fn rate(now: &Snapshot, sample: &str, shown: Shown) -> Markup {
     html! { span title={ "rate of " (sample) } { (now.rate(sample).map_or_else(|| "–".to_owned(), shown)) } }
 }
 
-/// A drawn figure over the last hour, newest at the right. Time in which the relay was not ready is shaded.
+/// A drawn figure over the last hour, newest at the right. Time in which the relay was not ready is
+/// shaded.
 fn picture(now: &Snapshot, place: usize, what: &str) -> Markup {
     let sample = DRAWN.get(place).copied().unwrap_or_default();
-    let shown: Shown = if sample == LAG_SECONDS { seconds } else { bytes };
-    let values = now.hour.iter().map(|of| of.highest.get(place).copied().flatten());
-    let highest = values.clone().flatten().chain(now.figures.get(sample)).reduce(f64::max);
+    let shown: Shown = if sample == LAG_SECONDS {
+        seconds
+    } else {
+        bytes
+    };
+    let values = now
+        .hour
+        .iter()
+        .map(|of| of.highest.get(place).copied().flatten());
+    let highest = values
+        .clone()
+        .flatten()
+        .chain(now.figures.get(sample))
+        .reduce(f64::max);
     let highest_shown = highest.map_or_else(|| "–".to_owned(), shown);
     let scale = 100.0 / highest.filter(|highest| *highest > 0.0).unwrap_or(1.0);
     let width = now.hour.len().max(WIDTH_MIN);
-    let (mut bars, mut out) = (String::new(), String::new());
+    let mut bars = String::new();
+    let mut out = String::new();
     for (at, (of, value)) in (width - now.hour.len()..).zip(now.hour.iter().zip(values)) {
         // Writing to a string does not fail.
         value.and_then(|value| write!(bars, "M{at} 101v-{:.1}h1V101", value * scale + 1.0).ok());
@@ -176,11 +216,22 @@ fn rates(now: &Snapshot) -> Markup {
 fn undelivered(now: &Snapshot) -> Markup {
     let rows = [
         ("Parked now", PARKED, Some("parked list")),
-        ("Parked, and delivered since", "walrelay_unparked_events_total", None),
+        (
+            "Parked, and delivered since",
+            "walrelay_unparked_events_total",
+            None,
+        ),
         ("Dead letters", "walrelay_dead_lettered_events_total", None),
-        ("Skipped: the log names each", "walrelay_skipped_events_total", None),
+        (
+            "Skipped: the log names each",
+            "walrelay_skipped_events_total",
+            None,
+        ),
     ];
-    let counted = [("Unpublished rows", "walrelay_unpublished_rows"), ("Failed rows", "walrelay_failed_rows")];
+    let counted = [
+        ("Unpublished rows", "walrelay_unpublished_rows"),
+        ("Failed rows", "walrelay_failed_rows"),
+    ];
     html! {
         table .rows {
             @for (what, sample, command) in rows {
@@ -200,7 +251,10 @@ fn undelivered(now: &Snapshot) -> Markup {
 
 fn of_relay(now: &Snapshot, name: &'static str) -> NextCommand {
     let slot = now.figures.info("walrelay_relay_info", "slot");
-    slot.into_iter().fold(NextCommand::new(name), |command, slot| command.option("slot", slot))
+    slot.into_iter()
+        .fold(NextCommand::new(name), |command, slot| {
+            command.option("slot", slot)
+        })
 }
 
 fn errors(now: &Snapshot) -> Markup {
@@ -223,7 +277,11 @@ fn bytes(bytes: f64) -> String {
 }
 
 fn per_second(rate: f64) -> String {
-    if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { count(rate) }
+    if rate > 0.0 && rate < 10.0 {
+        format!("{rate:.1}")
+    } else {
+        count(rate)
+    }
 }
 
 fn time(at: jiff::Timestamp) -> String {

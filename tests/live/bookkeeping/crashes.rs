@@ -26,18 +26,33 @@ fn loses_nothing(team: &'static Team) {
         let outbox = Outbox::in_mode(mode, team);
         let mut copies = 0;
         for (point, passings) in [("marking", 0), ("marking", 3), ("marked", 0), ("marked", 3)] {
-            let writers = outbox.world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
-            outbox.run(mode).killed_at(point, passings).start().wait_killed();
+            let writers = outbox.world.workload(&Plan {
+                writers: 3,
+                aggregates: 8,
+                ..Plan::default()
+            });
+            outbox
+                .run(mode)
+                .killed_at(point, passings)
+                .start()
+                .wait_killed();
             writers.wait_for(5);
             writers.stop();
 
             let mut relay = outbox.run(mode).start();
             // What is there before the slot is read from the table, by the team's own column.
             let is_strict = mode == "slot" && team.table != EMAIL.table;
-            let findings = if is_strict { outbox.settled() } else { outbox.settled_in_team_order() };
+            let findings = if is_strict {
+                outbox.settled()
+            } else {
+                outbox.settled_in_team_order()
+            };
             let again = findings.duplicates - copies;
             copies = findings.duplicates;
-            eprintln!("{} by {mode}, killed at {point} after {passings}: {again} copies", team.table);
+            eprintln!(
+                "{} by {mode}, killed at {point} after {passings}: {again} copies",
+                team.table
+            );
             assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
         }
     }

@@ -27,7 +27,13 @@ fn publishes_and_marks(team: &'static Team) {
     let mut second = outbox.run("poll").start();
     writers.wait_for(300);
     writers.stop();
-    assert_eq!(outbox.settled_in_team_order().duplicates, 0, "{}{}", first.log(), second.log());
+    assert_eq!(
+        outbox.settled_in_team_order().duplicates,
+        0,
+        "{}{}",
+        first.log(),
+        second.log()
+    );
 
     let writers = outbox.world.workload(&Plan::default());
     writers.wait_for(100);
@@ -37,8 +43,19 @@ fn publishes_and_marks(team: &'static Team) {
     writers.wait_for(50);
     writers.stop();
     let findings = outbox.settled_in_team_order();
-    eprintln!("{}: {} copies after kill -9", team.table, findings.duplicates);
+    eprintln!(
+        "{}: {} copies after kill -9",
+        team.table, findings.duplicates
+    );
     assert_eq!(second.terminate(EXIT), Some(0), "{}", second.log());
-    assert_eq!(outbox.sql().number("select count(*) from pg_replication_slots where database = current_database()"), 0);
-    assert_eq!(outbox.sql().number("select count(*) from pg_publication"), 0);
+    assert_eq!(
+        outbox.sql().number(
+            "select count(*) from pg_replication_slots where database = current_database()"
+        ),
+        0
+    );
+    assert_eq!(
+        outbox.sql().number("select count(*) from pg_publication"),
+        0
+    );
 }

@@ -1,4 +1,5 @@
-//! P13: what Postgres refuses to take is written again later, and no event is published once more for it.
+//! P13: what Postgres refuses to take is written again later, and no event is published once more
+//! for it.
 
 use super::{EXIT, Outbox, WALLET};
 use crate::support::wait::eventually;
@@ -26,7 +27,8 @@ fn refused_marks_are_repeated_and_their_events_are_published_once() {
         let outbox = Outbox::in_mode(mode, &WALLET);
         let sql = outbox.sql();
         sql.run(&format!(
-            "{REFUSES} create trigger refuses before update on {} for each row execute function refuses()",
+            "{REFUSES} create trigger refuses before update on {} for each row execute function \
+             refuses()",
             WALLET.table
         ));
         // An old row that was sent, and cannot be deleted.
@@ -37,44 +39,85 @@ fn refused_marks_are_repeated_and_their_events_are_published_once() {
              insert into outbox (event_type, payload, correlation_id, created_at, sent)
              values ('old', '{}', 'old', now() - interval '40 days', true)",
         );
-        let config = outbox.config.replace("[outbox]\n", "[outbox]\nretention = \"30d\"\n");
+        let config = outbox
+            .config
+            .replace("[outbox]\n", "[outbox]\nretention = \"30d\"\n");
         let mut relay = outbox.run(mode).config_file(&config).start();
         relay.wait_ready();
-        // Without an event, a poller stores its position, and begins to clean up, only after ten seconds.
+        // Without an event, a poller stores its position, and begins to clean up, only after ten
+        // seconds.
         outbox.emit("a0");
         let mut sent = 1;
-        eventually("it is told", ARRIVAL, || relay.log().contains("clean_up_failed"), |is| *is);
+        eventually(
+            "it is told",
+            ARRIVAL,
+            || relay.log().contains("clean_up_failed"),
+            |is| *is,
+        );
         sql.run("drop trigger keeps on outbox; delete from outbox where event_type = 'old'");
-        // A database that is read-only, a full disk, a right that is revoked, a trigger, a constraint.
+        // A database that is read-only, a full disk, a right that is revoked, a trigger, a
+        // constraint.
         for code in ["25006", "53100", "42501", "P0001", "23514"] {
             sql.run(&format!("insert into fault values ('{code}')"));
             (0..3).for_each(|number| outbox.emit(&format!("a{number}")));
             sent += 3;
-            eventually("it is told", ARRIVAL, || relay.metric(UNWRITABLE), |is| *is == Some(1.0));
+            eventually(
+                "it is told",
+                ARRIVAL,
+                || relay.metric(UNWRITABLE),
+                |is| *is == Some(1.0),
+            );
             let due = || relay.metric(DUE);
-            eventually("events wait for their marks", ARRIVAL, due, |events| *events > Some(0.0));
-            assert!(relay.metric("walrelay_lag_seconds") > Some(0.0), "{code} by {mode}");
+            eventually("events wait for their marks", ARRIVAL, due, |events| {
+                *events > Some(0.0)
+            });
+            assert!(
+                relay.metric("walrelay_lag_seconds") > Some(0.0),
+                "{code} by {mode}"
+            );
             let (_, reason) = relay.readiness().unwrap();
-            assert!(reason.contains("Postgres refuses what the relay writes"), "{reason}");
+            assert!(
+                reason.contains("Postgres refuses what the relay writes"),
+                "{reason}"
+            );
             if code == "25006" {
                 let retries = relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
                 sql.run(CUT);
                 let again = || relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
-                eventually("other sessions refuse as well", ARRIVAL, again, |now| *now >= retries.map(|of| of + 2.0));
+                eventually("other sessions refuse as well", ARRIVAL, again, |now| {
+                    *now >= retries.map(|of| of + 2.0)
+                });
             }
             sql.run("delete from fault");
-            eventually("they are marked", ARRIVAL, due, |events| *events == Some(0.0));
+            eventually("they are marked", ARRIVAL, due, |events| {
+                *events == Some(0.0)
+            });
             eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
             // A poller reads rows that came meanwhile in its next scan.
-            eventually("all are out", ARRIVAL, || outbox.delivered(), |records| *records >= sent);
-            assert_eq!(outbox.delivered(), sent, "{code} by {mode}: {}", relay.log());
+            eventually(
+                "all are out",
+                ARRIVAL,
+                || outbox.delivered(),
+                |records| *records >= sent,
+            );
+            assert_eq!(
+                outbox.delivered(),
+                sent,
+                "{code} by {mode}: {}",
+                relay.log()
+            );
         }
         assert_eq!(outbox.settled().duplicates, 0, "{mode}: {}", relay.log());
 
         // A stop does not wait for them.
         sql.run("insert into fault values ('25006')");
         outbox.emit("a0");
-        eventually("it is told", ARRIVAL, || relay.metric(UNWRITABLE), |is| *is == Some(1.0));
+        eventually(
+            "it is told",
+            ARRIVAL,
+            || relay.metric(UNWRITABLE),
+            |is| *is == Some(1.0),
+        );
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
         assert!(relay.log().contains("write_back_left"), "{}", relay.log());
     }
@@ -86,10 +129,19 @@ fn a_position_that_cannot_be_stored_is_remembered_and_no_event_is_published_agai
         let world = World::keeping();
         let sql = world.sql();
         world.publish();
-        let mut relay = world.run().option("--mode", mode).option("--state-store", "postgres").start();
+        let mut relay = world
+            .run()
+            .option("--mode", mode)
+            .option("--state-store", "postgres")
+            .start();
         relay.wait_ready();
         world.emit(&sql, "a");
-        eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 1);
+        eventually(
+            "it arrives",
+            ARRIVAL,
+            || world.delivered(),
+            |records| *records == 1,
+        );
         sql.run(&format!(
             "{REFUSES} create trigger refuses before insert or update on walrelay.position
              for each row execute function refuses()"
@@ -101,12 +153,19 @@ fn a_position_that_cannot_be_stored_is_remembered_and_no_event_is_published_agai
             retries()
         };
         // Each event is a reason to store: without one, a relay of the slot waits five seconds.
-        eventually("several sessions fail", ARRIVAL, again, |now| *now >= Some(4.0));
+        eventually("several sessions fail", ARRIVAL, again, |now| {
+            *now >= Some(4.0)
+        });
         assert_eq!(relay.metric(UNWRITABLE), Some(1.0), "{}", relay.log());
         sql.run("delete from fault");
         world.emit(&sql, "a");
         eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
-        assert_eq!(world.assert_all_delivered().duplicates, 0, "{mode}: {}", relay.log());
+        assert_eq!(
+            world.assert_all_delivered().duplicates,
+            0,
+            "{mode}: {}",
+            relay.log()
+        );
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
 }

@@ -1,4 +1,5 @@
-//! P14, P12: rows that are read from the table: before a slot, instead of one, and after one was lost.
+//! P14, P12: rows that are read from the table: before a slot, instead of one, and after one was
+//! lost.
 
 use super::{EXIT, assert_once, run};
 use crate::support::wait::eventually;
@@ -14,11 +15,23 @@ fn exactly_once_publishes_a_backlog_once_across_kills() {
     world.publish();
     let sql = world.sql();
     for _ in 0..15 {
-        sql.run(&format!("select emit('{0}', '{0}-' || n % 40, 40) from generate_series(1, 200) n", world.kind(0)));
+        sql.run(&format!(
+            "select emit('{0}', '{0}-' || n % 40, 40) from generate_series(1, 200) n",
+            world.kind(0)
+        ));
     }
     let writers = world.workload(&Plan::default());
-    for (point, passings) in [("read", 200), ("committing", 4), ("caught-up", 0), ("stored", 1)] {
-        run(&world).config_file(SMALL).killed_at(point, passings).start().wait_killed();
+    for (point, passings) in [
+        ("read", 200),
+        ("committing", 4),
+        ("caught-up", 0),
+        ("stored", 1),
+    ] {
+        run(&world)
+            .config_file(SMALL)
+            .killed_at(point, passings)
+            .start()
+            .wait_killed();
     }
     let mut relay = run(&world).config_file(SMALL).start();
     relay.wait_ready();
@@ -35,13 +48,27 @@ fn a_slot_dropped_under_exactly_once_loses_and_duplicates_nothing() {
     world.setup();
     let mut relay = run(&world).start();
     relay.wait_ready();
-    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
-    let stored = || relay.metric("walrelay_positions_stored_total").unwrap_or_default();
-    eventually("what is published is stored", ARRIVAL, stored, |stored| *stored >= 15.0);
+    let writers = world.workload(&Plan {
+        writers: 4,
+        ..Plan::default()
+    });
+    let stored = || {
+        relay
+            .metric("walrelay_positions_stored_total")
+            .unwrap_or_default()
+    };
+    eventually("what is published is stored", ARRIVAL, stored, |stored| {
+        *stored >= 15.0
+    });
     for _ in 0..5 {
         writers.wait_for(60);
         world.drop_slot();
-        eventually("the slot is made anew", ARRIVAL, || world.walsender(), |pid| *pid != 0);
+        eventually(
+            "the slot is made anew",
+            ARRIVAL,
+            || world.walsender(),
+            |pid| *pid != 0,
+        );
     }
     writers.wait_for(60);
     writers.stop();
@@ -52,7 +79,10 @@ fn a_slot_dropped_under_exactly_once_loses_and_duplicates_nothing() {
 #[test]
 fn an_exactly_once_poller_publishes_each_row_once_across_kills() {
     let world = World::keeping();
-    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let writers = world.workload(&Plan {
+        writers: 4,
+        ..Plan::default()
+    });
     for _ in 0..4 {
         let mut relay = run(&world).option("--mode", "poll").start();
         relay.wait_ready();

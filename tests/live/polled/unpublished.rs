@@ -34,21 +34,30 @@ pub(super) const TABLES: &str = "
     create table bare_parted_1 partition of bare_parted for values with (modulus 2, remainder 1);
     create table late (id text, x xid8 default pg_current_xact_id())";
 
-/// The same row in every table; in `late` by a writer that names all columns and knows nothing of `x`.
+/// The same row in every table; in `late` by a writer that names all columns and knows nothing of
+/// `x`.
 fn insert(sql: &Sql, id: &str) {
     sql.run(&format!(
-        "insert into exact values ('{id}'); insert into parted values ('{id}'); insert into bare values ('{id}');
+        "insert into exact values ('{id}'); insert into parted values ('{id}'); insert into bare \
+         values ('{id}');
          insert into bare_parted values ('{id}'); insert into late values ('{id}', null)"
     ));
 }
 
 /// A row with the transaction of another row, or of none, in the exact tables.
 fn copy(sql: &Sql, id: &str, xid: &str) {
-    EXACT.iter().for_each(|table| sql.run(&format!("insert into {table} values ('{id}', '{xid}')")));
+    EXACT
+        .iter()
+        .for_each(|table| sql.run(&format!("insert into {table} values ('{id}', '{xid}')")));
 }
 
 fn by_snapshot(snapshot: &Snapshot) -> Copies<'_> {
-    Copies { snapshot, before: None, savepoints: &[], all_from: None }
+    Copies {
+        snapshot,
+        before: None,
+        savepoints: &[],
+        all_from: None,
+    }
 }
 
 const PUBLISHED: &str = "10";
@@ -66,7 +75,10 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     }
     copy(&sql, "old copy", PUBLISHED);
     copy(&sql, "old, restored", FUTURE);
-    let before: Snapshot = sql.text("select pg_current_snapshot()").parse().expect("a snapshot");
+    let before: Snapshot = sql
+        .text("select pg_current_snapshot()")
+        .parse()
+        .expect("a snapshot");
     mover.run("begin; select pg_current_xact_id(); savepoint a");
     copy(&mover, "copied in savepoint", PUBLISHED);
     open.run("begin");
@@ -98,7 +110,9 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     insert(&sql, "new in savepoint");
     sql.run("commit");
     for table in EXACT.iter().chain(&BY_XMIN) {
-        sql.run(&format!("update {table} set id = 'old, then updated' where id = 'old, updated'"));
+        sql.run(&format!(
+            "update {table} set id = 'old, then updated' where id = 'old, updated'"
+        ));
     }
     let published: u64 = {
         sql.run("begin");
@@ -108,26 +122,75 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
         xid.parse().expect("a transaction id")
     };
 
-    let choose = |also, copies| Selection::of(Which::Unpublished { snapshot: &snapshot, also, copies });
-    let by_copies = Copies { before: Some(&before), ..by_snapshot(&snapshot) };
+    let choose = |also, copies| {
+        Selection::of(Which::Unpublished {
+            snapshot: &snapshot,
+            also,
+            copies,
+        })
+    };
+    let by_copies = Copies {
+        before: Some(&before),
+        ..by_snapshot(&snapshot)
+    };
     let unpublished = |also| choose(also, Some(by_copies));
-    let wanted = set(["open", "in savepoint", "in savepoint, later", "new", "new in savepoint"]);
-    let and = |more: &[&str]| wanted.union(&set(more.iter().copied())).cloned().collect::<BTreeSet<_>>();
+    let wanted = set([
+        "open",
+        "in savepoint",
+        "in savepoint, later",
+        "new",
+        "new in savepoint",
+    ]);
+    let and = |more: &[&str]| {
+        wanted
+            .union(&set(more.iter().copied()))
+            .cloned()
+            .collect::<BTreeSet<_>>()
+    };
     let also = [published];
     // The transaction of the snapshot sees nothing of it.
-    assert_eq!(reading.ids(&only_ids("exact", ""), &unpublished(&[])), set([]));
+    assert_eq!(
+        reading.ids(&only_ids("exact", ""), &unpublished(&[])),
+        set([])
+    );
     reading.end();
     // Published again is what was updated, as an update cannot be told from a copy.
-    let copies = ["restored", "copied", "copied in savepoint", "old, then updated"];
+    let copies = [
+        "restored",
+        "copied",
+        "copied in savepoint",
+        "old, then updated",
+    ];
     for table in EXACT {
         let outbox = only_ids(table, "");
         assert!(reading.facts(&outbox).expect("facts").xid_column.is_some());
         let column = ["restored", "published otherwise"];
-        assert_eq!(reading.ids(&outbox, &choose(&[], None)), and(&column), "{table}, by the column");
-        assert_eq!(reading.ids(&outbox, &choose(&also, None)), and(&["restored"]), "{table}, by the column");
-        assert_eq!(reading.ids(&outbox, &unpublished(&also)), and(&copies), "{table}");
-        let seen = ["old", "old copy", "old, restored", "old, then updated", "in between"];
-        let until = Selection { until: Some(&snapshot), ..Selection::of(Which::All) };
+        assert_eq!(
+            reading.ids(&outbox, &choose(&[], None)),
+            and(&column),
+            "{table}, by the column"
+        );
+        assert_eq!(
+            reading.ids(&outbox, &choose(&also, None)),
+            and(&["restored"]),
+            "{table}, by the column"
+        );
+        assert_eq!(
+            reading.ids(&outbox, &unpublished(&also)),
+            and(&copies),
+            "{table}"
+        );
+        let seen = [
+            "old",
+            "old copy",
+            "old, restored",
+            "old, then updated",
+            "in between",
+        ];
+        let until = Selection {
+            until: Some(&snapshot),
+            ..Selection::of(Which::All)
+        };
         // The slot has copies, too.
         let unsure = ["copied", "copied in savepoint", "frozen"];
         let found = reading.ids(&outbox, &until);
@@ -136,11 +199,19 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     // What is not told apart comes again, and nothing else does.
     let superset = and(&["in between", "old, then updated", "published otherwise"]);
     for table in BY_XMIN {
-        assert_eq!(reading.ids(&only_ids(table, ""), &unpublished(&also)), superset, "{table}");
+        assert_eq!(
+            reading.ids(&only_ids(table, ""), &unpublished(&also)),
+            superset,
+            "{table}"
+        );
     }
     let now = reading.snapshot();
     for table in EXACT.iter().chain(&BY_XMIN) {
-        let none = Selection::of(Which::Unpublished { snapshot: &now, also: &[], copies: Some(by_snapshot(&now)) });
+        let none = Selection::of(Which::Unpublished {
+            snapshot: &now,
+            also: &[],
+            copies: Some(by_snapshot(&now)),
+        });
         assert_eq!(reading.ids(&only_ids(table, ""), &none), set([]), "{table}");
     }
 }
@@ -148,8 +219,17 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
 /// The rows that the plan of `query` reads, also those that it does not give.
 fn rows_read(reading: &Reading, query: &str) -> u64 {
     let explain = format!("explain (analyze, format json, timing off, summary off) {query}");
-    let told = reading.runtime.block_on(reading.reader.client().simple_query(&explain)).expect("a plan");
-    let plan = told.iter().find_map(|told| if let SimpleQueryMessage::Row(row) = told { row.get(0) } else { None });
+    let told = reading
+        .runtime
+        .block_on(reading.reader.client().simple_query(&explain))
+        .expect("a plan");
+    let plan = told.iter().find_map(|told| {
+        if let SimpleQueryMessage::Row(row) = told {
+            row.get(0)
+        } else {
+            None
+        }
+    });
     let plan: serde_json::Value = serde_json::from_str(plan.expect("a row")).expect("a plan");
     let mut nodes = vec![&plan[0]["Plan"]];
     let mut read = 0;
@@ -158,7 +238,9 @@ fn rows_read(reading: &Reading, query: &str) -> u64 {
         if node["Relation Name"].is_string() {
             let loops = node["Actual Loops"].as_u64().unwrap_or_default();
             let of = |key: &str| node[key].as_f64().unwrap_or_default() as u64 * loops;
-            read += of("Actual Rows") + of("Rows Removed by Filter") + of("Rows Removed by Index Recheck");
+            read += of("Actual Rows")
+                + of("Rows Removed by Filter")
+                + of("Rows Removed by Index Recheck");
         }
     }
     read
@@ -167,9 +249,11 @@ fn rows_read(reading: &Reading, query: &str) -> u64 {
 #[test]
 fn a_poll_beside_an_open_transaction_reads_only_the_new_rows() {
     let world = world();
-    let (sql, open) = (world.sql(), world.sql());
+    let sql = world.sql();
+    let open = world.sql();
     sql.run(
-        "create table exact (id bigint generated always as identity primary key, x xid8 default pg_current_xact_id());
+        "create table exact (id bigint generated always as identity primary key, x xid8 default \
+         pg_current_xact_id());
              create index on exact (x); insert into exact select from generate_series(1, 1000)",
     );
     open.run("begin; select pg_current_xact_id()");
@@ -177,10 +261,17 @@ fn a_poll_beside_an_open_transaction_reads_only_the_new_rows() {
     let outbox = only_ids("exact", "");
     let facts = reading.facts(&outbox).expect("facts");
     // Each transaction is one that the oldest snapshot of the open one does not see.
-    sql.run("do $$ begin for n in 1..5000 loop insert into exact default values; commit; end loop; end $$");
+    sql.run(
+        "do $$ begin for n in 1..5000 loop insert into exact default values; commit; end loop; \
+             end $$",
+    );
     sql.run("analyze exact");
     let snapshot = reading.snapshot();
-    let poll = Selection::of(Which::Unpublished { snapshot: &snapshot, also: &[], copies: None });
+    let poll = Selection::of(Which::Unpublished {
+        snapshot: &snapshot,
+        also: &[],
+        copies: None,
+    });
     let query = rows(&facts, &outbox, &poll).expect("a query");
     assert_eq!(rows_read(&reading, &query), 0, "{query}");
     sql.run("insert into exact default values");
@@ -201,10 +292,19 @@ fn an_exported_snapshot_is_what_is_read() {
     let reading = Reading::new(&world.database_url);
     let (snapshot, _) = reading.begin(Some(&exported));
     assert_eq!(snapshot.to_string(), seen);
-    assert_eq!(reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)), set(["before"]));
+    assert_eq!(
+        reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)),
+        set(["before"])
+    );
     reading.end();
-    assert_eq!(reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)), set(["before", "after"]));
-    let gone = reading.runtime.block_on(reading.reader.begin(Some("0'; --"), &[])).expect_err("no snapshot");
+    assert_eq!(
+        reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)),
+        set(["before", "after"])
+    );
+    let gone = reading
+        .runtime
+        .block_on(reading.reader.begin(Some("0'; --"), &[]))
+        .expect_err("no snapshot");
     assert_eq!(gone.kind(), Kind::PostgresUnreachable);
     reading.end();
     assert!(reading.snapshot().xmax() > 0);
@@ -217,7 +317,10 @@ fn the_xmin_window_spans_the_wraparound_of_transaction_ids() {
     let postgres = Postgres::private(15, &[("autovacuum", "off")]);
     let reset = postgres.program("pg_resetwal");
     if !reset.exists() {
-        eprintln!("SKIPPED: there is no pg_resetwal in {}", postgres.program("").display());
+        eprintln!(
+            "SKIPPED: there is no pg_resetwal in {}",
+            postgres.program("").display()
+        );
         return;
     }
     // What is not frozen would be in the future.
@@ -227,19 +330,35 @@ fn the_xmin_window_spans_the_wraparound_of_transaction_ids() {
     postgres.sql().run("checkpoint");
     postgres.stop_fast(SOON);
     // The status of the transactions around the next one: a file for a million of them.
-    let status = postgres.data().join("pg_xact").join(format!("{:04X}", NEXT >> 20));
+    let status = postgres
+        .data()
+        .join("pg_xact")
+        .join(format!("{:04X}", NEXT >> 20));
     std::fs::write(&status, vec![0; 32 * 8192]).expect("a file of transaction states");
     let owner = std::fs::metadata(postgres.data()).expect("the data directory");
     chown(&status, Some(owner.uid()), None).expect("chown");
     let uid = owner.uid().to_string();
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", &uid, "--clear-groups", "--"]).arg(&reset).args(["-e", "3", "-x", &NEXT.to_string()]);
-    let done = command.arg("-D").arg(postgres.data()).current_dir("/").output().expect("pg_resetwal");
-    assert!(done.status.success(), "pg_resetwal failed: {}", String::from_utf8_lossy(&done.stderr));
+    command
+        .args(["--reuid", &uid, "--clear-groups", "--"])
+        .arg(&reset)
+        .args(["-e", "3", "-x", &NEXT.to_string()]);
+    let done = command
+        .arg("-D")
+        .arg(postgres.data())
+        .current_dir("/")
+        .output()
+        .expect("pg_resetwal");
+    assert!(
+        done.status.success(),
+        "pg_resetwal failed: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     postgres.start();
 
     let world = World::bare(&postgres, "127.0.0.1:1");
-    let (sql, open) = (world.sql(), world.sql());
+    let sql = world.sql();
+    let open = world.sql();
     sql.run(TABLES);
     let reading = Reading::new(&world.database_url);
     let put = |from: u32, to: u32| (from..to).for_each(|number| insert(&sql, &number.to_string()));
@@ -255,23 +374,39 @@ fn the_xmin_window_spans_the_wraparound_of_transaction_ids() {
     assert!(!is_before(after.xmin()), "{after}");
     put(210, 220);
 
-    let numbers = |from: u32, to: u32| (from..to).map(|number| number.to_string()).collect::<BTreeSet<_>>();
+    let numbers = |from: u32, to: u32| {
+        (from..to)
+            .map(|number| number.to_string())
+            .collect::<BTreeSet<_>>()
+    };
     for round in ["as written", "frozen"] {
         for table in EXACT.iter().chain(&BY_XMIN) {
             let outbox = only_ids(table, "");
             let unpublished = |snapshot| {
-                Selection::of(Which::Unpublished { snapshot, also: &[], copies: Some(by_snapshot(snapshot)) })
+                Selection::of(Which::Unpublished {
+                    snapshot,
+                    also: &[],
+                    copies: Some(by_snapshot(snapshot)),
+                })
             };
             let mut expected = numbers(10, 220);
             expected.insert("open".to_owned());
-            assert_eq!(reading.ids(&outbox, &unpublished(&before)), expected, "{table}, {round}, from before the end");
+            assert_eq!(
+                reading.ids(&outbox, &unpublished(&before)),
+                expected,
+                "{table}, {round}, from before the end"
+            );
             assert_eq!(
                 reading.ids(&outbox, &unpublished(&after)),
                 numbers(210, 220),
                 "{table}, {round}, behind the end"
             );
             let long_ago: Snapshot = "5:5:".parse().expect("a snapshot");
-            assert_eq!(reading.ids(&outbox, &unpublished(&long_ago)).len(), 221, "{table}, {round}, rounds ago");
+            assert_eq!(
+                reading.ids(&outbox, &unpublished(&long_ago)).len(),
+                221,
+                "{table}, {round}, rounds ago"
+            );
         }
         // Those of the catalogs were frozen in what looks like the future now.
         let tables: Vec<_> = EXACT.iter().chain(&BY_XMIN).copied().collect();

@@ -15,8 +15,8 @@ fn recovery_polling_and_hand_over_work_on_every_major() {
         world.publish();
         let writers = world.workload(&Plan::default());
         writers.wait_for(300);
-        // From the first row, over a slot that is dropped under load and one that is lost while nobody looks, to polling
-        // and back.
+        // From the first row, over a slot that is dropped under load and one that is lost while
+        // nobody looks, to polling and back.
         let mut relay = world.run().start();
         streaming(&world, &mut relay);
         for _ in 0..2 {
@@ -41,7 +41,11 @@ fn recovery_polling_and_hand_over_work_on_every_major() {
         writers.stop();
         world.assert_all_delivered();
         let repeated = transactions_with_copies(&world);
-        assert!(repeated <= 3, "the slot was lost three times, and copies of {repeated} transactions\n{}", relay.log());
+        assert!(
+            repeated <= 3,
+            "the slot was lost three times, and copies of {repeated} transactions\n{}",
+            relay.log()
+        );
         assert_eq!(relay.terminate(EXIT), Some(0));
     }
 }
@@ -81,7 +85,9 @@ fn a_slot_dropped_over_budget_without_kafka_loses_nothing() {
     let world = World::keeping_on(&postgres, kafka.brokers());
     world.setup();
     let limits = |command: crate::support::relay::RelayCommand| {
-        command.option("--max-retained-bytes", "2MiB").option("--over-budget", "give-up")
+        command
+            .option("--max-retained-bytes", "2MiB")
+            .option("--over-budget", "give-up")
     };
     let mut relay = limits(world.run()).start();
     streaming(&world, &mut relay);

@@ -1,5 +1,5 @@
-//! P12: what operators and tables do to it: rewrites, policies, values nobody expected, transactions that stay open, an older
-//! copy of the server.
+//! P12: what operators and tables do to it: rewrites, policies, values nobody expected,
+//! transactions that stay open, an older copy of the server.
 
 use std::time::Duration;
 
@@ -20,18 +20,25 @@ fn poller(world: &World) -> Relay {
 fn a_table_rewritten_while_polled_loses_nothing() {
     let world = World::keeping();
     let mut relay = poller(&world);
-    let (sql, rewriter) = (world.sql(), world.sql());
+    let sql = world.sql();
+    let rewriter = world.sql();
     for round in 0..4 {
         for _ in 0..3 {
             world.emit(&sql, "a");
         }
         // Looks begin, and wait for its lock.
         rewriter.run(
-            "begin; alter table outbox alter aggregatetype type varchar(255) using lower(aggregatetype); select pg_sleep(1); commit",
+            "begin; alter table outbox alter aggregatetype type varchar(255) using \
+             lower(aggregatetype); select pg_sleep(1); commit",
         );
         eprintln!("round {round}");
     }
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(
+        world.assert_all_delivered().duplicates,
+        0,
+        "{}",
+        relay.log()
+    );
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
@@ -41,13 +48,15 @@ fn a_table_rewritten_during_slot_creation_loses_nothing() {
     world.setup();
     let mut relay = world.run().start();
     streaming(&world, &mut relay);
-    let (sql, stop) = (world.sql(), std::sync::atomic::AtomicBool::new(false));
+    let sql = world.sql();
+    let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stopped = crate::support::wait::Stopped(&stop);
         scope.spawn(|| {
             let rewriter = world.sql();
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                let rewrite = "alter table outbox alter aggregatetype type varchar(255) using lower(aggregatetype)";
+                let rewrite = "alter table outbox alter aggregatetype type varchar(255) using \
+                               lower(aggregatetype)";
                 rewriter.try_run(rewrite).unwrap_or_default();
                 rewriter.run("select pg_sleep(0.1)");
             }
@@ -69,14 +78,25 @@ fn a_poller_decides_its_backlog_before_it_is_ready() {
     let world = World::keeping();
     let sql = world.sql();
     world.emit(&sql, "before");
-    let none = || world.run().option("--mode", "poll").option("--backlog", "none").start();
+    let none = || {
+        world
+            .run()
+            .option("--mode", "poll")
+            .option("--backlog", "none")
+            .start()
+    };
     let mut relay = none();
     relay.wait_ready();
     relay.kill_hard();
     world.emit(&sql, "after");
     let mut relay = none();
     relay.wait_ready();
-    eventually("what came after is published", ARRIVAL, || world.delivered(), |records| *records == 1);
+    eventually(
+        "what came after is published",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 1,
+    );
     assert_eq!(world.records(0)[0].key_text(), "after");
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
@@ -84,7 +104,8 @@ fn a_poller_decides_its_backlog_before_it_is_ready() {
 #[test]
 fn rows_without_a_transaction_column_are_polled_once_beside_open_transactions() {
     let world = World::keeping();
-    let (sql, open) = (world.sql(), world.sql());
+    let sql = world.sql();
+    let open = world.sql();
     sql.run("alter table outbox alter column xid drop not null");
     let mut relay = poller(&world);
     open.run("begin; select pg_current_xact_id()");
@@ -98,13 +119,32 @@ fn rows_without_a_transaction_column_are_polled_once_beside_open_transactions() 
     insert("null");
     // As of another server, which had more transactions.
     insert("'900000000000'::xid8");
-    eventually("both are published", ARRIVAL, || world.delivered(), |records| *records == 2);
+    eventually(
+        "both are published",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 2,
+    );
     world.emit(&sql, "a");
-    eventually("what comes then as well", ARRIVAL, || world.delivered(), |records| *records == 3);
-    throughout("they are not published again", Duration::from_secs(2), || world.delivered() == 3);
+    eventually(
+        "what comes then as well",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 3,
+    );
+    throughout(
+        "they are not published again",
+        Duration::from_secs(2),
+        || world.delivered() == 3,
+    );
     open.run("commit");
     world.emit(&sql, "a");
-    eventually("it goes on", ARRIVAL, || world.delivered(), |records| *records == 4);
+    eventually(
+        "it goes on",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 4,
+    );
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
@@ -119,11 +159,28 @@ fn the_table_is_polled_while_a_transaction_delays_slot_creation() {
     let sql = world.sql();
     world.emit(&sql, "a");
     let mut relay = world.run().start();
-    eventually("it is polled", ARRIVAL, || world.delivered(), |records| *records == 1);
+    eventually(
+        "it is polled",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 1,
+    );
     world.emit(&sql, "a");
-    eventually("what comes then as well", ARRIVAL, || world.delivered(), |records| *records == 2);
-    assert!(relay.log().contains("a slot would have to wait for pid"), "{}", relay.log());
-    assert!(world.slot("slot_name::text").is_empty(), "what was begun is gone");
+    eventually(
+        "what comes then as well",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records == 2,
+    );
+    assert!(
+        relay.log().contains("a slot would have to wait for pid"),
+        "{}",
+        relay.log()
+    );
+    assert!(
+        world.slot("slot_name::text").is_empty(),
+        "what was begun is gone"
+    );
     relay.kill_hard();
     world.emit(&sql, "a");
     let mut relay = world.run().start();
@@ -140,15 +197,25 @@ fn the_table_is_polled_while_a_transaction_delays_slot_creation() {
 fn rows_hidden_by_row_level_security_are_an_error() {
     let world = World::keeping();
     let sql = world.sql();
-    let (role, name) = (format!("{}_blind", world.name), &world.name);
+    let role = format!("{}_blind", world.name);
+    let name = &world.name;
     sql.run(&format!(
-        "create role {role} login; grant select on outbox to {role}; alter table outbox enable row level security;
+        "create role {role} login; grant select on outbox to {role}; alter table outbox enable row \
+         level security;
          create policy seen on outbox using (aggregateid = 'seen')"
     ));
     let url = Postgres::shared().url_as(&role, name);
-    let mut relay = world.run().option("--mode", "poll").option("--database-url", &url).start();
+    let mut relay = world
+        .run()
+        .option("--mode", "poll")
+        .option("--database-url", &url)
+        .start();
     assert_eq!(relay.wait_exit(EXIT), Some(11), "{}", relay.log());
-    assert!(relay.log().contains("row-level security"), "{}", relay.log());
+    assert!(
+        relay.log().contains("row-level security"),
+        "{}",
+        relay.log()
+    );
     sql.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
@@ -164,7 +231,11 @@ fn an_older_copy_of_the_server_is_not_polled() {
     drop(sql);
     postgres.stop_fast(EXIT);
     let copy = postgres.data().with_extension("copy");
-    let copied = std::process::Command::new("cp").arg("-a").args([postgres.data(), &copy]).status().unwrap();
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .args([postgres.data(), &copy])
+        .status()
+        .unwrap();
     assert!(copied.success());
     postgres.start();
     let mut relay = poller(&world);
@@ -181,5 +252,9 @@ fn an_older_copy_of_the_server_is_not_polled() {
     world.emit(&world.sql(), "b");
     let mut relay = world.run().option("--mode", "poll").start();
     assert_eq!(relay.wait_exit(EXIT), Some(16), "{}", relay.log());
-    assert!(relay.log().contains("--backlog since=TIME"), "{}", relay.log());
+    assert!(
+        relay.log().contains("--backlog since=TIME"),
+        "{}",
+        relay.log()
+    );
 }

@@ -1,4 +1,5 @@
-//! P3: `examples/billing-events`: the same, with status, count, next attempt and error inside the payload.
+//! P3: `examples/billing-events`: the same, with status, count, next attempt and error inside the
+//! payload.
 
 use serde_json::Value;
 
@@ -6,7 +7,8 @@ use super::{EXIT, Team, assert_waits};
 use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
 
-const STATE: &str = "concat_ws(' ', id, payload ->> 'outbox_status', payload ->> 'outbox_retry_count')";
+const STATE: &str =
+    "concat_ws(' ', id, payload ->> 'outbox_status', payload ->> 'outbox_retry_count')";
 
 fn next(row: &Value) -> &Value {
     &row["payload"]["outbox_next_attempt_at"]
@@ -23,7 +25,9 @@ fn billing_events_show_back_off_and_dead_letter_in_their_rows() {
     let subject = |name: &str| format!("{}.billing.{name}", team.world.name);
     team.create(&subject("paid"));
     let run = team.run().variable("WALRELAY_DELIVERY_RETRY_BASE", "600ms");
-    let mut relay = run.variable("WALRELAY_DELIVERY_RETRY_ATTEMPTS", "2").start();
+    let mut relay = run
+        .variable("WALRELAY_DELIVERY_RETRY_ATTEMPTS", "2")
+        .start();
     relay.wait_ready();
     let insert = |id: &str, name: &str, resource: &str| {
         team.sql().run(&format!(
@@ -42,13 +46,24 @@ fn billing_events_show_back_off_and_dead_letter_in_their_rows() {
     let status = |number: usize| {
         let payload = &updates[number].row["payload"];
         assert!(
-            payload["outbox_last_error"].as_str().is_some_and(|error| error.contains(&subject("created"))),
+            payload["outbox_last_error"]
+                .as_str()
+                .is_some_and(|error| error.contains(&subject("created"))),
             "{payload}"
         );
-        assert_eq!((&payload["type"], &payload["price"]), (&"created".into(), &12.5.into()));
-        (payload["outbox_status"].as_str().unwrap(), payload["outbox_retry_count"].as_u64().unwrap())
+        assert_eq!(
+            (&payload["type"], &payload["price"]),
+            (&"created".into(), &12.5.into())
+        );
+        (
+            payload["outbox_status"].as_str().unwrap(),
+            payload["outbox_retry_count"].as_u64().unwrap(),
+        )
     };
-    assert_eq!((updates.len(), status(0), status(1), status(2)), (3, ("failed", 1), ("failed", 2), ("dead_letter", 3)));
+    assert_eq!(
+        (updates.len(), status(0), status(1), status(2)),
+        (3, ("failed", 1), ("failed", 2), ("dead_letter", 3))
+    );
     assert_waits(&updates, next, &[600.0, 1_200.0]);
     assert!(next(&updates[2].row).is_null());
 
@@ -61,7 +76,11 @@ fn billing_events_show_back_off_and_dead_letter_in_their_rows() {
     team.wait(STATE, "payload ->> 'outbox_status' <> 'dispatched'", "");
     let consumed = |name: &str| {
         let records = team.records(&subject(name));
-        assert!(records.iter().all(|record| !record.value_text().contains("outbox_")));
+        assert!(
+            records
+                .iter()
+                .all(|record| !record.value_text().contains("outbox_"))
+        );
         team.events(&subject(name))
     };
     assert_eq!((consumed("created"), consumed("paid")), (1, 2));
@@ -71,7 +90,12 @@ fn billing_events_show_back_off_and_dead_letter_in_their_rows() {
     let again = || {
         team.records(&subject("created"))
             .iter()
-            .filter(|record| record.headers.iter().any(|(name, _)| name == "walrelay-replay"))
+            .filter(|record| {
+                record
+                    .headers
+                    .iter()
+                    .any(|(name, _)| name == "walrelay-replay")
+            })
             .count()
     };
     eventually("it is published again", ARRIVAL, again, |count| *count >= 1);

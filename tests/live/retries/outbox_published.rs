@@ -1,5 +1,5 @@
-//! P3: `examples/outbox-published`: retried until it succeeds, with the count the runbook asks for, and not `published`
-//! meanwhile.
+//! P3: `examples/outbox-published`: retried until it succeeds, with the count the runbook asks for,
+//! and not `published` meanwhile.
 
 use super::{EXIT, LARGE, Team, assert_told, told};
 use crate::support::wait::eventually;
@@ -18,23 +18,38 @@ fn attempts_are_counted_in_the_row_until_delivery() {
     let topic = format!("{}.domain-events", team.world.name);
     let insert = |aggregate: &str, data: &str| {
         team.sql().run(&format!(
-            "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at, published)
+            "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at, \
+             published)
              values (gen_random_uuid(), '{aggregate}', 'QueueOpened', {data}, '{{}}', now(), false)"
         ));
     };
     let mut relay = team.relay("250ms");
     insert("queue-1", "'{}'");
     // The runbook's query finds it, and what is not out is FALSE.
-    let found = || team.sql().number("select count(*) from outbox where retry_count >= 4 and published = false");
+    let found = || {
+        team.sql()
+            .number("select count(*) from outbox where retry_count >= 4 and published = false")
+    };
     eventually("the runbook sees it", ARRIVAL, found, |rows| *rows == 1);
-    let counts: Vec<_> =
-        team.updates(&team.says("id::text", "true")).iter().map(|update| update.row["retry_count"].clone()).collect();
+    let counts: Vec<_> = team
+        .updates(&team.says("id::text", "true"))
+        .iter()
+        .map(|update| update.row["retry_count"].clone())
+        .collect();
     assert_eq!(counts[..4], [1, 2, 3, 4]);
     let told = told(&relay, "a parked event failed again");
     // The first attempt was the relay's own.
-    assert_told(&told[..3], "attempts", &[Some(500), Some(1_000), Some(2_000)]);
+    assert_told(
+        &told[..3],
+        "attempts",
+        &[Some(500), Some(1_000), Some(2_000)],
+    );
     team.create(&topic);
-    team.wait("published", "published_at is not null and retry_count >= 4", "true");
+    team.wait(
+        "published",
+        "published_at is not null and retry_count >= 4",
+        "true",
+    );
 
     insert("queue-2", &format!("to_jsonb(repeat('x', {LARGE}))"));
     insert("queue-3", "'{}'");

@@ -18,7 +18,8 @@ enum Fault {
     Cut,
 }
 
-/// Milliseconds from the fault to the append, by the broker's clock, of an event that is committed right after it.
+/// Milliseconds from the fault to the append, by the broker's clock, of an event that is committed
+/// right after it.
 fn takeovers(world: &World, config: &str, mode: &str, fault: Fault, rounds: u64) -> Vec<i64> {
     let sql = world.sql();
     let start = || Node::start(world, config, mode);
@@ -36,8 +37,18 @@ fn takeovers(world: &World, config: &str, mode: &str, fault: Fault, rounds: u64)
             Fault::Cut => one.cut_off(),
         }
         world.emit(&sql, "a");
-        eventually("it arrives", DEADLINE, || world.delivered(), |records| *records > before);
-        let appended = world.records(0).iter().map(|record| record.appended_at_ms).max().unwrap();
+        eventually(
+            "it arrives",
+            DEADLINE,
+            || world.delivered(),
+            |records| *records > before,
+        );
+        let appended = world
+            .records(0)
+            .iter()
+            .map(|record| record.appended_at_ms)
+            .max()
+            .unwrap();
         took.push(appended - at);
         other.relay.wait_ready();
         one.relay.kill_hard();
@@ -54,8 +65,16 @@ fn measure(mode: &str, timeout: &str) {
         "{:<5} {:<18} {:<9} {:>8} {:>8} {:>8}",
         "mode", "wal_sender_timeout", "fault", "min s", "median s", "max s"
     );
-    for (fault, name) in [(Fault::Kill, "kill -9"), (Fault::Stop, "SIGSTOP"), (Fault::Cut, "cut")] {
-        let world = if mode == "slot" { World::new() } else { World::keeping() };
+    for (fault, name) in [
+        (Fault::Kill, "kill -9"),
+        (Fault::Stop, "SIGSTOP"),
+        (Fault::Cut, "cut"),
+    ] {
+        let world = if mode == "slot" {
+            World::new()
+        } else {
+            World::keeping()
+        };
         let config = format!("[slot]\nwal_sender_timeout = \"{timeout}\"\n");
         let took = takeovers(&world, &config, mode, fault, rounds);
         let at = |index: usize| took[index] as f64 / 1000.0;

@@ -1,19 +1,21 @@
-//! docs/reference/configuration.md: `walrelay config check`: against the database as it is, with the row that is there.
+//! docs/reference/configuration.md: `walrelay config check`: against the database as it is, with
+//! the row that is there.
 
 use super::Seen;
 use crate::support::relay::RelayCommand;
 use crate::support::servers::Postgres;
 use crate::support::world::ARRIVAL;
 
-const DEBEZIUM: &str =
-    "create table outbox (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb)";
+const DEBEZIUM: &str = "create table outbox (id uuid primary key, aggregatetype text, aggregateid \
+                        text, type text, payload jsonb)";
 const ID: &str = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001";
 
 /// A table and a configuration of it with these lines more.
 fn seen(ddl: &str, more: &str) -> (Seen, String) {
     let seen = Seen::new("outbox", ddl);
     let toml = format!(
-        "[database]\nurl = '{}'\n[slot]\nname = '{}'\n[outbox]\ntable = '{}'\n[kafka]\nbrokers = '{}'\n{more}",
+        "[database]\nurl = '{}'\n[slot]\nname = '{}'\n[outbox]\ntable = '{}'\n[kafka]\nbrokers = \
+         '{}'\n{more}",
         seen.world.database_url, seen.world.name, seen.table, seen.world.brokers
     );
     (seen, toml)
@@ -23,7 +25,11 @@ fn seen(ddl: &str, more: &str) -> (Seen, String) {
 fn ends(command: &RelayCommand) -> (Option<i32>, String, String) {
     let output = command.output();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 #[test]
@@ -31,14 +37,19 @@ fn config_check_accepts_an_empty_table_before_setup() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
-    assert!(said.contains("row          none: the table is empty\n"), "{said}");
     assert!(
-        said.contains("not there yet: walrelay setup creates it") && said.contains("not used     type\n"),
+        said.contains("row          none: the table is empty\n"),
+        "{said}"
+    );
+    assert!(
+        said.contains("not there yet: walrelay setup creates it")
+            && said.contains("not used     type\n"),
         "{said}"
     );
     // A check of doctor, with what mends it.
     assert!(
-        said.contains("no column gives their order") && said.contains("\n  fix        set outbox.order_by"),
+        said.contains("no column gives their order")
+            && said.contains("\n  fix        set outbox.order_by"),
         "{said}"
     );
 }
@@ -52,41 +63,83 @@ fn config_check_refuses_what_run_refuses_with_the_same_code() {
         assert!(told.contains(words), "{told}");
     };
     let unknown = format!("{toml}[route]\nkey = '{{agregateid}}'");
-    let there_are =
-        format!("table {} has no column agregateid; it has id, aggregatetype, aggregateid, type, payload", seen.table);
+    let there_are = format!(
+        "table {} has no column agregateid; it has id, aggregatetype, aggregateid, type, payload",
+        seen.table
+    );
     refused(&unknown, 15, &there_are);
-    refused(&toml.replace(".outbox'", ".outbocks'"), 15, "there is no table");
+    refused(
+        &toml.replace(".outbox'", ".outbocks'"),
+        15,
+        "there is no table",
+    );
     refused(&toml.replace("brokers", "broker"), 2, "kafka.broker");
 
     RelayCommand::new("setup").config_file(&toml).succeed();
     let publication = format!("walrelay_{}", seen.world.name);
-    seen.sql.run(&format!("alter publication {publication} set table outbox where (id is not null)"));
-    seen.sql.run(&format!("insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"));
+    seen.sql.run(&format!(
+        "alter publication {publication} set table outbox where (id is not null)"
+    ));
+    seen.sql.run(&format!(
+        "insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"
+    ));
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(15), "{told}");
-    assert!(told.contains("filters rows") && said.contains("topic      outbox.event.order\n"), "{said}{told}");
-    RelayCommand::new("teardown").config_file(&toml).flag("--yes").flag("--force").succeed();
+    assert!(
+        told.contains("filters rows") && said.contains("topic      outbox.event.order\n"),
+        "{said}{told}"
+    );
+    RelayCommand::new("teardown")
+        .config_file(&toml)
+        .flag("--yes")
+        .flag("--force")
+        .succeed();
 }
 
 #[test]
 fn config_check_refuses_invalid_sql_and_reads_its_columns() {
-    let more = "[outbox]\ntable = 'TABLE'\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT', sent_at = now()\"\n";
-    let (seen, toml) =
-        seen(&format!("{DEBEZIUM}; alter table outbox add status text default 'NEW', add sent_at timestamptz"), "");
-    let toml = toml.replace("[outbox]\n", "").replace(&format!("table = '{}'\n", seen.table), "")
+    let more = "[outbox]\ntable = 'TABLE'\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT', \
+                sent_at = now()\"\n";
+    let (seen, toml) = seen(
+        &format!(
+            "{DEBEZIUM}; alter table outbox add status text default 'NEW', add sent_at timestamptz"
+        ),
+        "",
+    );
+    let toml = toml
+        .replace("[outbox]\n", "")
+        .replace(&format!("table = '{}'\n", seen.table), "")
         + &more.replace("TABLE", &seen.table);
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
-    assert!(said.contains("used         id, aggregatetype, aggregateid, payload, status, sent_at\n"), "{said}");
+    assert!(
+        said.contains("used         id, aggregatetype, aggregateid, payload, status, sent_at\n"),
+        "{said}"
+    );
     for (right, wrong, key) in [
-        ("pending = \"status =", "pending = \"statuss =", "outbox.pending"),
+        (
+            "pending = \"status =",
+            "pending = \"statuss =",
+            "outbox.pending",
+        ),
         ("mark = \"status =", "mark = \"statuss =", "outbox.mark"),
-        ("mark = \"status = 'SENT', sent_at = now()\"", "mark = \"status = \"", "outbox.mark"),
-        ("pending = \"", "order_by = \"no_such\"\npending = \"", "outbox.order_by"),
+        (
+            "mark = \"status = 'SENT', sent_at = now()\"",
+            "mark = \"status = \"",
+            "outbox.mark",
+        ),
+        (
+            "pending = \"",
+            "order_by = \"no_such\"\npending = \"",
+            "outbox.order_by",
+        ),
     ] {
         let (code, said, told) = ends(&seen.check(&toml.replace(right, wrong)));
         assert_eq!(code, Some(2), "{wrong}: {told}");
-        assert!(told.contains(key) && said.contains("row          none"), "{said}{told}");
+        assert!(
+            told.contains(key) && said.contains("row          none"),
+            "{said}{told}"
+        );
     }
 }
 
@@ -94,45 +147,74 @@ fn config_check_refuses_invalid_sql_and_reads_its_columns() {
 fn config_check_refuses_an_unroutable_row_in_the_relays_words() {
     let (seen, toml) = seen(DEBEZIUM, "[state]\nstore = 'slot'\n");
     RelayCommand::new("setup").config_file(&toml).succeed();
-    seen.sql.run(&format!("insert into outbox values ('{ID}', null, 'o-1', 'Placed', '{{}}')"));
+    seen.sql.run(&format!(
+        "insert into outbox values ('{ID}', null, 'o-1', 'Placed', '{{}}')"
+    ));
     let (code, said, told) = ends(&seen.check(&toml));
-    let problem = "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" needs it for the topic";
+    let problem = "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" \
+                   needs it for the topic";
     assert_eq!(code, Some(20), "{told}");
-    assert!(told.starts_with(&format!("error: row \"{ID}\": {problem}\nfix: `run` stops at such a row. ")), "{told}");
     assert!(
-        said.contains(&format!("row          \"{ID}\", the last in the table's file: cannot be routed\n")),
+        told.starts_with(&format!(
+            "error: row \"{ID}\": {problem}\nfix: `run` stops at such a row. "
+        )),
+        "{told}"
+    );
+    assert!(
+        said.contains(&format!(
+            "row          \"{ID}\", the last in the table's file: cannot be routed\n"
+        )),
         "{said}"
     );
     let mut relay = RelayCommand::new("run").config_file(&toml).start();
     assert_eq!(relay.wait_exit(ARRIVAL), Some(20), "{}", relay.log());
     assert!(relay.log().contains(problem), "{}", relay.log());
-    RelayCommand::new("teardown").config_file(&toml).flag("--yes").flag("--force").succeed();
+    RelayCommand::new("teardown")
+        .config_file(&toml)
+        .flag("--yes")
+        .flag("--force")
+        .succeed();
 }
 
 #[test]
 fn config_check_shows_the_newest_or_the_selected_row() {
-    let (seen, toml) = seen(&format!("{DEBEZIUM}; alter table outbox add created_at timestamptz"), "");
+    let (seen, toml) = seen(
+        &format!("{DEBEZIUM}; alter table outbox add created_at timestamptz"),
+        "",
+    );
     let other = ID.replace("001", "002");
     seen.sql.run(&format!(
-        "insert into outbox values ('{other}', 'order', 'new', 'T', '{{\"n\": \"canary\"}}', '2026-01-02'),
+        "insert into outbox values ('{other}', 'order', 'new', 'T', '{{\"n\": \"canary\"}}', \
+         '2026-01-02'),
            ('{ID}', 'order', 'old', 'T', '{{}}', '2026-01-01')"
     ));
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
-    assert!(said.contains(&format!("\"{other}\", the newest by created_at, goes to\n")), "{said}");
     assert!(
-        said.contains("key        new\n") && said.contains("body       (15 bytes) {\"n\": \"canary\"}\n"),
+        said.contains(&format!("\"{other}\", the newest by created_at, goes to\n")),
+        "{said}"
+    );
+    assert!(
+        said.contains("key        new\n")
+            && said.contains("body       (15 bytes) {\"n\": \"canary\"}\n"),
         "{said}"
     );
     let (_, said, _) = ends(&seen.check(&toml).flag("--no-body"));
-    assert!(said.contains("body       (15 bytes)\n") && !said.contains("canary"), "{said}");
+    assert!(
+        said.contains("body       (15 bytes)\n") && !said.contains("canary"),
+        "{said}"
+    );
 
     let (code, said, told) = ends(&seen.check(&toml).option("--id", ID));
     assert_eq!(code, Some(0), "{told}");
-    assert!(said.contains("the row with this id") && said.contains("key        old\n"), "{said}");
-    for (id, words) in
-        [("0a0b2b1e-7a64-4a51-8b64-51a6d6d3f009", "no row of"), ("'; drop table x", "this cannot be a value")]
-    {
+    assert!(
+        said.contains("the row with this id") && said.contains("key        old\n"),
+        "{said}"
+    );
+    for (id, words) in [
+        ("0a0b2b1e-7a64-4a51-8b64-51a6d6d3f009", "no row of"),
+        ("'; drop table x", "this cannot be a value"),
+    ] {
         let (code, _, told) = ends(&seen.check(&toml).option("--id", id));
         assert_eq!(code, Some(2), "{told}");
         assert!(told.contains(words), "{told}");
@@ -140,7 +222,10 @@ fn config_check_shows_the_newest_or_the_selected_row() {
     seen.sql.run("create table heir () inherits (outbox)");
     let (code, _, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(15), "{told}");
-    assert!(told.contains("heir): neither stream nor scan sees their rows"), "{told}");
+    assert!(
+        told.contains("heir): neither stream nor scan sees their rows"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -148,13 +233,17 @@ fn config_check_without_select_checks_the_rest() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let role = format!("relay_{}", seen.world.name);
     seen.sql.run(&format!(
-        "create role {role} login replication; insert into outbox values ('{ID}', 'a', 'b', 'c', '{{}}')"
+        "create role {role} login replication; insert into outbox values ('{ID}', 'a', 'b', 'c', \
+         '{{}}')"
     ));
     let url = Postgres::shared().url_as(&role, &seen.world.name);
     let toml = toml.replace(&seen.world.database_url, &url);
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
-    assert!(said.contains("not read: the role has no SELECT on the table"), "{said}");
+    assert!(
+        said.contains("not read: the role has no SELECT on the table"),
+        "{said}"
+    );
     let (code, _, told) = ends(&seen.check(&toml).option("--id", ID));
     assert_eq!(code, Some(11), "{told}");
     seen.sql.run(&format!("drop role {role}"));
@@ -163,30 +252,61 @@ fn config_check_without_select_checks_the_rest() {
 #[test]
 fn config_check_offline_connects_to_nothing() {
     let (seen, toml) = seen(DEBEZIUM, "");
-    let nowhere = toml.replace(&seen.world.database_url, "postgres://relay@localhost:1/shop");
+    let nowhere = toml.replace(
+        &seen.world.database_url,
+        "postgres://relay@localhost:1/shop",
+    );
     let (code, said, told) = ends(&seen.check(&nowhere).flag("--offline"));
     assert_eq!((code, said.contains("[route]")), (Some(0), true), "{said}");
-    assert!(told.contains("with --offline the database was not looked at") && !said.contains("--offline"), "{told}");
+    assert!(
+        told.contains("with --offline the database was not looked at")
+            && !said.contains("--offline"),
+        "{told}"
+    );
     assert_eq!(ends(&seen.check(&nowhere)).0, Some(10));
     let unsaid = toml.replace("url =", "# url =");
     let (code, said, told) = ends(&seen.check(&unsaid));
     assert_eq!((code, said.contains("[route]")), (Some(0), true), "{told}");
-    assert!(told.contains("no database is configured, so nothing was connected to"), "{told}");
+    assert!(
+        told.contains("no database is configured, so nothing was connected to"),
+        "{told}"
+    );
     assert_eq!(ends(&seen.check(&unsaid).flag("--json")).0, Some(2));
 }
 
 #[test]
 fn a_file_in_the_working_directory_is_found_and_set_is_over_it() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("walrelay.toml"), "[slot]\nname = 'found'\nnmae = 'x'\n").unwrap();
+    std::fs::write(
+        folder.path().join("walrelay.toml"),
+        "[slot]\nname = 'found'\nnmae = 'x'\n",
+    )
+    .unwrap();
     let chdir = format!("--chdir={}", folder.path().display());
-    let check = RelayCommand::new("config").flag("check").flag("--offline").under_env(&chdir);
+    let check = RelayCommand::new("config")
+        .flag("check")
+        .flag("--offline")
+        .under_env(&chdir);
     let (code, _, told) = ends(&check);
-    assert!(code == Some(2) && told.contains("error: ./walrelay.toml:3: slot.nmae does not exist"), "{told}");
-    std::fs::write(folder.path().join("walrelay.toml"), "[slot]\nname = 'found'\n").unwrap();
-    let (code, said, told) = ends(&check.flag("--set=kafka.brokers=b:9092").flag("--set=route.topic=all"));
+    assert!(
+        code == Some(2) && told.contains("error: ./walrelay.toml:3: slot.nmae does not exist"),
+        "{told}"
+    );
+    std::fs::write(
+        folder.path().join("walrelay.toml"),
+        "[slot]\nname = 'found'\n",
+    )
+    .unwrap();
+    let (code, said, told) = ends(
+        &check
+            .flag("--set=kafka.brokers=b:9092")
+            .flag("--set=route.topic=all"),
+    );
     assert_eq!(code, Some(0), "{told}");
-    for line in ["name = \"found\"  # ./walrelay.toml:2", "topic = \"all\"  # --set"] {
+    for line in [
+        "name = \"found\"  # ./walrelay.toml:2",
+        "topic = \"all\"  # --set",
+    ] {
         assert!(said.contains(line), "{line}: {said}");
     }
 }
@@ -198,24 +318,37 @@ fn config_check_works_on_every_major() {
         let seen = Seen::on(&postgres, "outbox", DEBEZIUM);
         let toml = seen.suggested();
         RelayCommand::new("setup").config_file(&toml).succeed();
-        seen.sql.run(&format!("insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"));
+        seen.sql.run(&format!(
+            "insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"
+        ));
         let (code, said, told) = ends(&seen.check(&toml));
         assert_eq!(code, Some(0), "Postgres {major}: {told}");
-        assert!(said.contains("  key        o-1\n") && said.contains("header     type: Placed\n"), "{said}");
+        assert!(
+            said.contains("  key        o-1\n") && said.contains("header     type: Placed\n"),
+            "{said}"
+        );
     }
 }
 
 #[test]
 fn config_check_shows_values_as_the_stream_has_them() {
-    let columns = "truth bool, fixed char(5), net inet, due interval, at timestamptz, on_day date, ratio float8, bits bytea, many text[]";
+    let columns = "truth bool, fixed char(5), net inet, due interval, at timestamptz, on_day date, \
+                   ratio float8, bits bytea, many text[]";
     let headers: Vec<String> = columns
         .split(", ")
         .map(|column| column.split(' ').next().unwrap())
         .map(|name| format!("{name} = '{{{name}}}'\n"))
         .collect();
-    let more = format!("[route]\ntopic = 'TOPIC'\n[route.headers]\n{}", headers.concat());
-    let (seen, toml) =
-        seen(&format!("create table outbox (id int primary key, aggregateid text, payload json, {columns})"), &more);
+    let more = format!(
+        "[route]\ntopic = 'TOPIC'\n[route.headers]\n{}",
+        headers.concat()
+    );
+    let (seen, toml) = seen(
+        &format!(
+            "create table outbox (id int primary key, aggregateid text, payload json, {columns})"
+        ),
+        &more,
+    );
     let toml = toml.replace("TOPIC", &seen.world.name);
     let name = &seen.world.name;
     for setting in [
@@ -226,17 +359,26 @@ fn config_check_shows_values_as_the_stream_has_them() {
         "intervalstyle = 'iso_8601'",
         "client_encoding = 'LATIN1'",
     ] {
-        seen.sql.run(&format!("alter database {name} set {setting}"));
+        seen.sql
+            .run(&format!("alter database {name} set {setting}"));
     }
     let insert =
-        "insert into outbox values (1, 'grün', '{ \"b\":1,  \"a\":\"ü\" }', true, 'ab', '10.0.0.1', '1 day 2 hours',
+        "insert into outbox values (1, 'grün', '{ \"b\":1,  \"a\":\"ü\" }', true, 'ab', \
+         '10.0.0.1', '1 day 2 hours',
         '2026-03-04 05:06:07.5+01', '2026-03-04', 0.1::float8 / 3, '\\x00ff', array['a', null, 'b c'])";
     let record = seen.relayed(&toml, insert);
     let header = |name: &str| record.header(name);
     assert_eq!(
-        (header("truth").as_str(), header("fixed").as_str(), header("net").as_str()),
+        (
+            header("truth").as_str(),
+            header("fixed").as_str(),
+            header("net").as_str()
+        ),
         ("t", "ab   ", "10.0.0.1")
     );
-    assert_eq!((header("at").as_str(), header("bits").as_str()), ("2026-03-04 04:06:07.5+00", "\\x00ff"));
+    assert_eq!(
+        (header("at").as_str(), header("bits").as_str()),
+        ("2026-03-04 04:06:07.5+00", "\\x00ff")
+    );
     assert_eq!(record.value_text(), "{ \"b\":1,  \"a\":\"ü\" }");
 }

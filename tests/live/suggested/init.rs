@@ -1,11 +1,13 @@
-//! docs/reference/configuration.md: `walrelay config init`: the five tables of `examples/`, and shapes the field has beside them.
+//! docs/reference/configuration.md: `walrelay config init`: the five tables of `examples/`, and
+//! shapes the field has beside them.
 
 use super::Seen;
 use crate::support::relay::RelayCommand;
 use crate::support::servers::Postgres;
 use crate::support::topic::Record;
 
-/// Topic, key and headers that were asked for, of one row that is relayed with the file as it was suggested.
+/// Topic, key and headers that were asked for, of one row that is relayed with the file as it was
+/// suggested.
 #[track_caller]
 fn served(name: &str, ddl: &str, insert: &str) -> (String, Record) {
     let seen = Seen::new(name, ddl);
@@ -17,7 +19,10 @@ fn served(name: &str, ddl: &str, insert: &str) -> (String, Record) {
 #[track_caller]
 fn assert_lines(toml: &str, lines: &[&str]) {
     for line in lines {
-        assert!(toml.lines().any(|found| found == *line), "no {line} in\n{toml}");
+        assert!(
+            toml.lines().any(|found| found == *line),
+            "no {line} in\n{toml}"
+        );
     }
 }
 
@@ -33,19 +38,44 @@ fn config_init_serves_the_tables_of_the_examples() {
     );
     assert_lines(
         &toml,
-        &["id = \"id\"", "payload = \"payload\"", "key = \"{memo_id}\"", "timestamp = \"meta_created_at\""],
+        &[
+            "id = \"id\"",
+            "payload = \"payload\"",
+            "key = \"{memo_id}\"",
+            "timestamp = \"meta_created_at\"",
+        ],
     );
     assert_eq!(record.key_text(), "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001");
-    assert_eq!((record.value_text().as_str(), record.header("event_type").as_str()), ("{\"a\": 1}", "MEMO"));
+    assert_eq!(
+        (
+            record.value_text().as_str(),
+            record.header("event_type").as_str()
+        ),
+        ("{\"a\": 1}", "MEMO")
+    );
 
     let (toml, record) = served(
         "outbox_events",
         include_str!("../../../examples/outbox-events/schema.sql"),
-        "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, metadata, status, version, created_at)
-           values (gen_random_uuid(), 'user-1', 'WORLD', 'user.created', '{}', '{\"source\": \"s\"}', 'pending', 1, now())",
+        "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, \
+         metadata, status, version, created_at)
+           values (gen_random_uuid(), 'user-1', 'WORLD', 'user.created', '{}', '{\"source\": \
+               \"s\"}', 'pending', 1, now())",
     );
-    assert_lines(&toml, &["topic = \"outbox.event.{aggregate_type|topic}\"", "payload = \"event_data\""]);
-    assert_eq!((record.key_text().as_str(), record.header("metadata").as_str()), ("user-1", "{\"source\": \"s\"}"));
+    assert_lines(
+        &toml,
+        &[
+            "topic = \"outbox.event.{aggregate_type|topic}\"",
+            "payload = \"event_data\"",
+        ],
+    );
+    assert_eq!(
+        (
+            record.key_text().as_str(),
+            record.header("metadata").as_str()
+        ),
+        ("user-1", "{\"source\": \"s\"}")
+    );
 
     let (toml, record) = served(
         "outbox",
@@ -53,17 +83,36 @@ fn config_init_serves_the_tables_of_the_examples() {
         "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at)
            values (gen_random_uuid(), 'p-1', 'ProductCreated', '{}', '{}', now())",
     );
-    assert_lines(&toml, &["key = \"{aggregate_id}\"", "# timestamp = \"created_at\""]);
-    assert_eq!((record.key_text().as_str(), record.header("event_type").as_str()), ("p-1", "ProductCreated"));
+    assert_lines(
+        &toml,
+        &["key = \"{aggregate_id}\"", "# timestamp = \"created_at\""],
+    );
+    assert_eq!(
+        (
+            record.key_text().as_str(),
+            record.header("event_type").as_str()
+        ),
+        ("p-1", "ProductCreated")
+    );
 
     let (toml, record) = served(
         "outbox",
         include_str!("../../../examples/wallet-outbox/schema.sql"),
-        "insert into outbox (event_type, payload, correlation_id, created_at) values ('walletCredited', 'text', 'c-1', now())",
+        "insert into outbox (event_type, payload, correlation_id, created_at) values \
+         ('walletCredited', 'text', 'c-1', now())",
     );
     assert_lines(&toml, &["id = \"id\"", "key = \"{correlation_id}\""]);
-    assert_eq!((record.key_text().as_str(), record.value_text().as_str()), ("c-1", "text"));
-    assert_eq!((record.header("id").as_str(), record.header("correlation_id").as_str()), ("1", "c-1"));
+    assert_eq!(
+        (record.key_text().as_str(), record.value_text().as_str()),
+        ("c-1", "text")
+    );
+    assert_eq!(
+        (
+            record.header("id").as_str(),
+            record.header("correlation_id").as_str()
+        ),
+        ("1", "c-1")
+    );
 
     let (toml, record) = served(
         "billing_events",
@@ -71,8 +120,21 @@ fn config_init_serves_the_tables_of_the_examples() {
         "insert into billing_events (id, subject, tenant_id, resource_id, payload)
            values ('01J', 'WORLD.invoice/paid', 't-1', 'i-1', '{ \"a\":1 }')",
     );
-    assert_lines(&toml, &["topic = \"{subject|topic}\"", "key = \"{resource_id}\"", "timestamp = \"created_at\""]);
-    assert_eq!((record.value_text().as_str(), record.header("tenant_id").as_str()), ("{ \"a\":1 }", "t-1"));
+    assert_lines(
+        &toml,
+        &[
+            "topic = \"{subject|topic}\"",
+            "key = \"{resource_id}\"",
+            "timestamp = \"created_at\"",
+        ],
+    );
+    assert_eq!(
+        (
+            record.value_text().as_str(),
+            record.header("tenant_id").as_str()
+        ),
+        ("{ \"a\":1 }", "t-1")
+    );
 }
 
 #[test]
@@ -84,25 +146,46 @@ fn config_init_serves_quoted_names_in_camel_case() {
            \"occurredOnUtc\" timestamp not null, \"traceParent\" text, \"say \"\"hi\"\"\" text)",
     );
     let toml = seen.suggested();
-    assert_lines(&toml, &["timestamp = \"occurredOnUtc\"", "\"traceparent\" = \"{traceParent}\""]);
+    assert_lines(
+        &toml,
+        &[
+            "timestamp = \"occurredOnUtc\"",
+            "\"traceparent\" = \"{traceParent}\"",
+        ],
+    );
     let insert = format!(
-        "insert into \"Out Box\" values (gen_random_uuid(), '{}::Order', gen_random_uuid(), 'Placed', '[]',
+        "insert into \"Out Box\" values (gen_random_uuid(), '{}::Order', gen_random_uuid(), \
+         'Placed', '[]',
            '2026-03-04 05:06:07.5', '00-ab-cd-01')",
         seen.world.name
     );
     let record = seen.relayed(&toml, &insert);
-    assert_eq!((record.value_text().as_str(), record.header("traceparent").as_str()), ("[]", "00-ab-cd-01"));
+    assert_eq!(
+        (
+            record.value_text().as_str(),
+            record.header("traceparent").as_str()
+        ),
+        ("[]", "00-ab-cd-01")
+    );
 }
 
 #[test]
 fn config_init_serves_a_bytea_payload_and_a_numeric_id() {
     let (toml, record) = served(
         "events",
-        "create table events (seq bigint generated always as identity primary key, stream_id text not null,
+        "create table events (seq bigint generated always as identity primary key, stream_id text \
+         not null,
            type text not null, body bytea not null, schema_version int not null default 3)",
         "insert into events (stream_id, type, body) values ('s-1', 'Moved', '\\x00ff0a')",
     );
-    assert_lines(&toml, &["id = \"seq\"", "key = \"{stream_id}\"", "payload = \"body\""]);
+    assert_lines(
+        &toml,
+        &[
+            "id = \"seq\"",
+            "key = \"{stream_id}\"",
+            "payload = \"body\"",
+        ],
+    );
     assert_eq!(record.value.as_deref(), Some(&b"\x00\xff\n"[..]));
     assert_eq!(record.header("schema_version"), "3");
 }
@@ -111,7 +194,8 @@ fn config_init_serves_a_bytea_payload_and_a_numeric_id() {
 fn config_init_serves_enums_and_domains_over_domains() {
     let (toml, record) = served(
         "outbox",
-        "create type kind as enum ('Order', 'Customer of ours'); create domain reference as text check (value <> '');
+        "create type kind as enum ('Order', 'Customer of ours'); create domain reference as text \
+         check (value <> '');
          create domain nested as reference; create domain document as jsonb not null;
          create table outbox (id reference primary key, entity_type kind not null, entity_id nested not null,
            event_name varchar(40) not null, document document, partition smallint, recorded_at timestamptz default now())",
@@ -119,9 +203,16 @@ fn config_init_serves_enums_and_domains_over_domains() {
     );
     assert_lines(
         &toml,
-        &["topic = \"outbox.event.{entity_type|topic}\"", "key = \"{entity_id}\"", "partition = \"partition\""],
+        &[
+            "topic = \"outbox.event.{entity_type|topic}\"",
+            "key = \"{entity_id}\"",
+            "partition = \"partition\"",
+        ],
     );
-    assert_eq!((record.key_text().as_str(), record.value_text().as_str()), ("c-1", "{\"b\": 2}"));
+    assert_eq!(
+        (record.key_text().as_str(), record.value_text().as_str()),
+        ("c-1", "{\"b\": 2}")
+    );
     assert_eq!((record.partition, record.header("id").as_str()), (1, "e-1"));
 }
 
@@ -136,41 +227,77 @@ fn config_init_serves_a_partitioned_table() {
          create table outbox_new partition of outbox for values from ('2026-01-01') to (maxvalue)",
         "insert into outbox values (gen_random_uuid(), '2026-05-06', 'WORLD', 'a-1', 'T', '{}')",
     );
-    assert!(toml.contains("consumers drop duplicates by it: check it."), "{toml}");
+    assert!(
+        toml.contains("consumers drop duplicates by it: check it."),
+        "{toml}"
+    );
     assert_lines(&toml, &["id = \"id\"", "timestamp = \"created_at\""]);
-    assert_eq!((record.key_text().as_str(), record.header("type").as_str()), ("a-1", "T"));
+    assert_eq!(
+        (record.key_text().as_str(), record.header("type").as_str()),
+        ("a-1", "T")
+    );
 }
 
 #[test]
 fn config_init_warns_that_a_table_without_an_aggregate_has_no_order() {
     let (toml, record) = served(
         "jobs_outbox",
-        "create table jobs_outbox (id bigserial primary key, payload text, sum int generated always as (1 + 1) stored)",
+        "create table jobs_outbox (id bigserial primary key, payload text, sum int generated \
+         always as (1 + 1) stored)",
         "insert into jobs_outbox (payload) values ('x')",
     );
     assert_lines(&toml, &["key = \"\""]);
-    assert!(toml.contains("NO ORDER") && toml.contains("sum (generated"), "{toml}");
-    assert_eq!((record.key, record.value.as_deref()), (None, Some(&b"x"[..])));
+    assert!(
+        toml.contains("NO ORDER") && toml.contains("sum (generated"),
+        "{toml}"
+    );
+    assert_eq!(
+        (record.key, record.value.as_deref()),
+        (None, Some(&b"x"[..]))
+    );
 }
 
 #[test]
 fn config_init_foretells_what_setup_refuses() {
-    let ddl = "create unlogged table outbox (id uuid primary key, aggregate_id bytea not null, payload xml, xid int,
+    let ddl = "create unlogged table outbox (id uuid primary key, aggregate_id bytea not null, \
+               payload xml, xid int,
                  walrelay_xid text)";
     let seen = Seen::new("outbox", ddl);
     let output = seen.init().output();
-    let (toml, told) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let toml = String::from_utf8(output.stdout).unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
-    assert_lines(&toml, &["key = \"{aggregate_id}\"", "payload = \"payload\""]);
+    assert_lines(
+        &toml,
+        &["key = \"{aggregate_id}\"", "payload = \"payload\""],
+    );
     assert!(told.contains("by its name, as the text \\x…"), "{told}");
-    assert!(!told.contains("setup --config walrelay.toml --add-xid-column"), "{told}");
+    assert!(
+        !told.contains("setup --config walrelay.toml --add-xid-column"),
+        "{told}"
+    );
     let setup = |flags: &[&str]| {
-        let command = RelayCommand::new("setup").config_file(&toml).option("--database-url", &seen.world.database_url);
-        let output = flags.iter().fold(command, |command, flag| command.flag(flag)).output();
+        let command = RelayCommand::new("setup")
+            .config_file(&toml)
+            .option("--database-url", &seen.world.database_url);
+        let output = flags
+            .iter()
+            .fold(command, |command, flag| command.flag(flag))
+            .output();
         let refusal = String::from_utf8(output.stderr).unwrap();
-        let error = refusal.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or_default().to_owned();
-        assert!(output.status.code() == Some(15) && told.contains(&error), "{refusal}\n{told}");
-        assert!(toml.replace("\n# ", " ").contains(&error), "{refusal}\n{toml}");
+        let error = refusal
+            .lines()
+            .find_map(|line| line.strip_prefix("error: "))
+            .unwrap_or_default()
+            .to_owned();
+        assert!(
+            output.status.code() == Some(15) && told.contains(&error),
+            "{refusal}\n{told}"
+        );
+        assert!(
+            toml.replace("\n# ", " ").contains(&error),
+            "{refusal}\n{toml}"
+        );
     };
     setup(&[]);
     seen.sql.run("alter table outbox set logged");
@@ -179,23 +306,46 @@ fn config_init_foretells_what_setup_refuses() {
 
 #[test]
 fn config_init_lists_the_columns_and_overwrites_no_file() {
-    let seen = Seen::new("outbox", "create table outbox (id uuid primary key, payload jsonb, status text)");
+    let seen = Seen::new(
+        "outbox",
+        "create table outbox (id uuid primary key, payload jsonb, status text)",
+    );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("walrelay.toml").display().to_string();
     let output = seen.init().option("--output", &path).output();
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && output.stdout.is_empty(), "{told}");
-    assert!(told.contains("status   text   not used  what a dispatcher notes down"), "{told}");
-    assert!(told.contains(&format!("walrelay config check --config {path}")), "{told}");
+    assert!(
+        output.status.success() && output.stdout.is_empty(),
+        "{told}"
+    );
+    assert!(
+        told.contains("status   text   not used  what a dispatcher notes down"),
+        "{told}"
+    );
+    assert!(
+        told.contains(&format!("walrelay config check --config {path}")),
+        "{told}"
+    );
     let written = std::fs::read_to_string(&path).unwrap();
-    assert!(written.contains("payload = \"payload\"") && written.contains("SET THIS"), "{written}");
+    assert!(
+        written.contains("payload = \"payload\"") && written.contains("SET THIS"),
+        "{written}"
+    );
 
     let refused = seen.init().option("--output", &path).output();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    assert!(String::from_utf8(refused.stderr).unwrap().contains("exists"));
-    seen.init().option("--output", &path).flag("--force").succeed();
+    assert!(
+        String::from_utf8(refused.stderr)
+            .unwrap()
+            .contains("exists")
+    );
+    seen.init()
+        .option("--output", &path)
+        .flag("--force")
+        .succeed();
 
-    let json: serde_json::Value = serde_json::from_str(&seen.init().flag("--json").succeed()).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&seen.init().flag("--json").succeed()).unwrap();
     assert_eq!(json["toml"], written.as_str());
     assert_eq!(json["columns"][2]["column"], "status");
     assert_eq!(json["columns"][0]["used_for"][0], "event id");
@@ -213,26 +363,50 @@ fn config_init_refuses_an_unsuitable_table_with_its_columns() {
     let said = |table: &str, code: i32, words: &str| {
         let output = seen.init().option("--table", table).output();
         let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(code), &b""[..]), "{table}: {told}");
+        assert_eq!(
+            (output.status.code(), output.stdout.as_slice()),
+            (Some(code), &b""[..]),
+            "{table}: {told}"
+        );
         assert!(told.contains(words), "{table}: {told}");
     };
     said(
         &seen.table,
         15,
-        "looks like the payload: json, jsonb, xml, bytea or text that is called so; it has id (uuid), name (text), n",
+        "looks like the payload: json, jsonb, xml, bytea or text that is called so; it has id \
+         (uuid), name (text), n",
     );
-    said("outbocks", 15, &format!("there is no table public.outbocks in database {}", seen.world.name));
+    said(
+        "outbocks",
+        15,
+        &format!(
+            "there is no table public.outbocks in database {}",
+            seen.world.name
+        ),
+    );
     said("outbocks", 15, &seen.table);
     said(&format!("{}.shown", seen.world.name), 15, "is not a table");
-    said(&format!("{}.part_one", seen.world.name), 15, "is a partition of");
+    said(
+        &format!("{}.part_one", seen.world.name),
+        15,
+        "is a partition of",
+    );
     said("a.b.c", 2, "is not a table name");
 
-    let init = RelayCommand::new("config").flag("init").option("--database-url", &seen.world.database_url);
+    let init = RelayCommand::new("config")
+        .flag("init")
+        .option("--database-url", &seen.world.database_url);
     let unnamed = init.output();
     let told = String::from_utf8(unnamed.stderr).unwrap();
     assert_eq!(unnamed.status.code(), Some(2), "{told}");
-    assert!(told.contains("no table is named") && told.contains(&seen.table), "{told}");
+    assert!(
+        told.contains("no table is named") && told.contains(&seen.table),
+        "{told}"
+    );
     let elsewhere = Postgres::shared().url("not_a_database");
-    let refused = init.option("--table", "outbox").option("--database-url", &elsewhere).output();
+    let refused = init
+        .option("--table", "outbox")
+        .option("--database-url", &elsewhere)
+        .output();
     assert_eq!(refused.status.code(), Some(11), "{refused:?}");
 }

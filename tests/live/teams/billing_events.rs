@@ -1,4 +1,5 @@
-//! docs/how-to/map-columns.md: `examples/billing-events`: the dispatcher's state inside the payload.
+//! docs/how-to/map-columns.md: `examples/billing-events`: the dispatcher's state inside the
+//! payload.
 
 use super::{Team, consumed, write};
 
@@ -9,8 +10,10 @@ fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
         include_str!("../../../examples/billing-events/walrelay.toml"),
         &["billing.subscription.created", "billing.tenant.suspended"],
     );
-    let insert = "insert into billing_events (id, subject, tenant_id, resource_id, payload, created_at) values";
-    let (one, two) = ("01JNFQ5Z8X4T2M6R9V3B7C1D0A", "01JNFQ5Z8X4T2M6R9V3B7C1D0B");
+    let insert = "insert into billing_events (id, subject, tenant_id, resource_id, payload, \
+                  created_at) values";
+    let one = "01JNFQ5Z8X4T2M6R9V3B7C1D0A";
+    let two = "01JNFQ5Z8X4T2M6R9V3B7C1D0B";
     let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let event = format!(
         r#"{{"type":"subscription.created","tenant_id":"acme","correlation_id":"c-1","causation_id":"q-1","data":{{"price":12.50,"outbox_status":"kept"}},"traceparent":"{traceparent}""#
@@ -21,7 +24,8 @@ fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
         )
     };
     let created = format!(
-        "{insert} ('{one}', 'billing.subscription.created', 'acme', 'sub-1', '{event},{}}}', '2026-03-04 05:06:07.25+00')",
+        "{insert} ('{one}', 'billing.subscription.created', 'acme', 'sub-1', '{event},{}}}', \
+         '2026-03-04 05:06:07.25+00')",
         state("pending")
     );
     write(
@@ -30,7 +34,8 @@ fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
             (&created, true),
             (
                 &format!(
-                    "{insert} ('gone', 'billing.subscription.created', 'acme', 'sub-1', '{{{}}}', now())",
+                    "{insert} ('gone', 'billing.subscription.created', 'acme', 'sub-1', '{{{}}}', \
+                     now())",
                     state("pending")
                 ),
                 false,
@@ -44,10 +49,16 @@ fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
                 true,
             ),
             (
-                &format!("update billing_events set payload = '{event},{}}}' where id = '{one}'", state("dispatched")),
+                &format!(
+                    "update billing_events set payload = '{event},{}}}' where id = '{one}'",
+                    state("dispatched")
+                ),
                 true,
             ),
-            (&format!("delete from billing_events where id = '{one}'; {created}"), true),
+            (
+                &format!("delete from billing_events where id = '{one}'; {created}"),
+                true,
+            ),
         ],
     );
 

@@ -32,20 +32,35 @@ fn email_outbox_records_have_payload_recipient_and_idempotency_key() {
         &[
             // As Go escapes it, and as jsonb gives it back to whoever reads the row.
             (
-                &format!("{}; {}", memo_row(memo), event(memo, r"\u003cb\u003eGrüße", "ann@example.com", Some(&key))),
+                &format!(
+                    "{}; {}",
+                    memo_row(memo),
+                    event(memo, r"\u003cb\u003eGrüße", "ann@example.com", Some(&key))
+                ),
                 true,
             ),
-            (&format!("{}; {}", memo_row(other), event(other, "gone", "bob@example.com", Some("gone"))), false),
+            (
+                &format!(
+                    "{}; {}",
+                    memo_row(other),
+                    event(other, "gone", "bob@example.com", Some("gone"))
+                ),
+                false,
+            ),
             (&event(memo, "", "bob@example.com", None), true),
             // The old dispatcher's statements are no events.
             (
-                "update email_outbox set status = 'SENT', sent_at = now(), meta_updated_at = now(), error_message = null",
+                "update email_outbox set status = 'SENT', sent_at = now(), meta_updated_at = \
+                 now(), error_message = null",
                 true,
             ),
         ],
     );
 
-    let ids = sql.rows("select id::text from email_outbox order by meta_created_at", &[]);
+    let ids = sql.rows(
+        "select id::text from email_outbox order by meta_created_at",
+        &[],
+    );
     let record = |number: usize, recipient: &str, key: Option<&str>, body: &str| {
         let id: String = ids[number].get(0);
         let headers = [
@@ -58,8 +73,18 @@ fn email_outbox_records_have_payload_recipient_and_idempotency_key() {
         consumed("email-notifications", Some(memo), &headers, body)
     };
     let expected = [
-        record(0, "ann@example.com", Some(&key), r#"{"body": "<b>Grüße", "subject": "Memo Holidays Created"}"#),
-        record(1, "bob@example.com", None, r#"{"body": "", "subject": "Memo Holidays Created"}"#),
+        record(
+            0,
+            "ann@example.com",
+            Some(&key),
+            r#"{"body": "<b>Grüße", "subject": "Memo Holidays Created"}"#,
+        ),
+        record(
+            1,
+            "bob@example.com",
+            None,
+            r#"{"body": "", "subject": "Memo Holidays Created"}"#,
+        ),
     ];
     assert_eq!(team.relayed(), expected);
 }

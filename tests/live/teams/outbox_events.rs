@@ -10,25 +10,28 @@ fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
         &["events.user.user.created", "events.user.user.updated"],
     );
     let insert =
-        "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, metadata, status,
+        "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, \
+         metadata, status,
                   version, created_at, max_retries) values";
-    let (one, two, three) = (
-        "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001",
-        "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f002",
-        "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f003",
-    );
+    let one = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001";
+    let two = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f002";
+    let three = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f003";
     let metadata = r#"{"client_ip":"::1","source":"user-service","version":"1.0"}"#;
     let created = r#"{"email":"test@example.com","name":"Test User","timestamp":"2026-03-04T05:06:07.123456789Z","user_id":"user-123"}"#;
-    let updated = r#"{"changes":{"name":{"from":"Test User","to":"\"T\", U"}},"user_id":"user-123"}"#;
-    // jsonb keeps an order of its own, shorter names first: that is what the dispatcher read, and published.
-    let updated_read = r#"{"changes":{"name":{"to":"\"T\", U","from":"Test User"}},"user_id":"user-123"}"#;
+    let updated =
+        r#"{"changes":{"name":{"from":"Test User","to":"\"T\", U"}},"user_id":"user-123"}"#;
+    // jsonb keeps an order of its own, shorter names first: that is what the dispatcher read, and
+    // published.
+    let updated_read =
+        r#"{"changes":{"name":{"to":"\"T\", U","from":"Test User"}},"user_id":"user-123"}"#;
     write(
         &team.sql(),
         &[
             // The events of one call are one statement.
             (
                 &format!(
-                    "{insert} ('{one}', 'user-123', 'user', 'user.created', '{created}', '{metadata}', 'pending', 1,
+                    "{insert} ('{one}', 'user-123', 'user', 'user.created', '{created}', \
+                     '{metadata}', 'pending', 1,
                                '2026-03-04T06:06:07.123456+01:00', 5),
                               ('{two}', 'user-123', 'user', 'user.updated', '{updated}', 'null', 'pending', 1,
                                '2026-03-04T05:06:07.5Z', 5)"
@@ -37,23 +40,31 @@ fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
             ),
             (
                 &format!(
-                    "{insert} (gen_random_uuid(), 'user-9', 'user', 'user.created', '{{}}', null, 'pending', 1, now(), 3)"
+                    "{insert} (gen_random_uuid(), 'user-9', 'user', 'user.created', '{{}}', null, \
+                     'pending', 1, now(), 3)"
                 ),
                 false,
             ),
             (
                 &format!(
-                    "{insert} ('{three}', 'user-123', 'user', 'user.updated', '{{}}', null, 'pending', 1,
+                    "{insert} ('{three}', 'user-123', 'user', 'user.updated', '{{}}', null, \
+                     'pending', 1,
                                '2026-03-04T05:06:08Z', 3)"
                 ),
                 true,
             ),
-            ("update outbox_events set status = 'published', published_at = now(), version = version + 1", true),
+            ("update outbox_events set status = 'published', published_at = now(), version = \
+              version + 1", true),
         ],
     );
 
     let record = |kind: &str, id: &str, body: &str| {
-        consumed(&format!("events.user.{kind}"), Some("user-123"), &[("id", Some(id))], body)
+        consumed(
+            &format!("events.user.{kind}"),
+            Some("user-123"),
+            &[("id", Some(id))],
+            body,
+        )
     };
     let expected = [
         record(

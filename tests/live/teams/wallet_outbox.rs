@@ -21,7 +21,8 @@ fn wallet_outbox_records_have_the_payload_text_on_the_known_topic() {
                 true,
             ),
             (
-                "insert into outbox (event_type, payload, created_at, sent) values ('FundsAddedEvent', '{}', now(), false)",
+                "insert into outbox (event_type, payload, created_at, sent) values \
+                 ('FundsAddedEvent', '{}', now(), false)",
                 false,
             ),
             (
@@ -47,12 +48,22 @@ fn wallet_outbox_records_have_the_payload_text_on_the_known_topic() {
     );
 
     let record = |topic: &str, correlation: Option<&str>, id: &str, body: &str| {
-        consumed(topic, correlation, &[("event_id", Some(id)), ("correlation_id", correlation)], body)
+        consumed(
+            topic,
+            correlation,
+            &[("event_id", Some(id)), ("correlation_id", correlation)],
+            body,
+        )
     };
     // The number the rolled-back one drew is not used again.
     let expected = [
         record("WalletCreatedEvent-out-0", Some("c-1"), "1", wallet),
-        record("FundsAddedEvent-out-0", None, "3", r#"{ "amount" : 10.50 }"#),
+        record(
+            "FundsAddedEvent-out-0",
+            None,
+            "3",
+            r#"{ "amount" : 10.50 }"#,
+        ),
         record("WalletCreatedEvent-out-0", Some("c-1"), "4", "not JSON"),
         record("WalletCreatedEvent-out-0", Some("c-1"), "5", wallet),
     ];

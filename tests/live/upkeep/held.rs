@@ -1,5 +1,5 @@
-//! P3, P4: events that wait, as they are read from `walrelay.parked`: which are due, and no more at once than memory is
-//! given for.
+//! P3, P4: events that wait, as they are read from `walrelay.parked`: which are due, and no more at
+//! once than memory is given for.
 
 use walrelay::upkeep::Marker;
 use walrelay_core::parked::Parking;
@@ -15,7 +15,8 @@ const BYTES: usize = 1_000_000 + 1;
 
 fn insert(sql: &Sql, key: &str, events: u32) {
     sql.run(&format!(
-        "insert into walrelay.parked (slot, outbox, row_id, key, commit_lsn, index, via, committed_at, names, types, texts, class)
+        "insert into walrelay.parked (slot, outbox, row_id, key, commit_lsn, index, via, \
+         committed_at, names, types, texts, class)
          select 'orders', 'public.outbox', convert_to(n::text || coalesce({key}, ''), 'UTF8'), convert_to({key}, 'UTF8'), '0/1', n, 'slot', now(),
              array['id', 'payload'], array[25, 25],
              array[convert_to((n % 10)::text, 'UTF8'), convert_to(repeat('x', 1000000), 'UTF8')], 'behind'
@@ -26,31 +27,56 @@ fn insert(sql: &Sql, key: &str, events: u32) {
 #[test]
 fn reads_of_parked_events_are_bounded_by_bytes_and_return_at_least_one() {
     let world = World::bare(Postgres::shared(), "127.0.0.1:9");
-    let (sql, runtime) = (world.sql(), runtime());
+    let sql = world.sql();
+    let runtime = runtime();
     let outboxes = outboxes("[outbox]\n");
-    let (database, slot) = (conninfo(&world.database_url), "orders".parse().unwrap());
-    let marker = runtime.block_on(Marker::connect(&database, &slot, &outboxes, Parking::On)).unwrap().unwrap();
+    let database = conninfo(&world.database_url);
+    let slot = "orders".parse().unwrap();
+    let marker = runtime
+        .block_on(Marker::connect(&database, &slot, &outboxes, Parking::On))
+        .unwrap()
+        .unwrap();
     insert(&sql, "'a'", 20);
     insert(&sql, "'b'", 3);
     insert(&sql, "null::text", 2);
     let due = |limit, except: &[i64]| runtime.block_on(marker.due(limit, except)).unwrap();
     let held = |head: &AggregateHead, events, bytes| -> Vec<u64> {
-        let held = runtime.block_on(marker.held(head, Limit { events, bytes })).unwrap();
-        assert!(
-            held.iter().all(|held| held.event.columns.len() == 2 && held.event.key == head.key && !held.is_dropped)
-        );
+        let held = runtime
+            .block_on(marker.held(head, Limit { events, bytes }))
+            .unwrap();
+        assert!(held.iter().all(|held| held.event.columns.len() == 2
+            && held.event.key == head.key
+            && !held.is_dropped));
         held.iter().map(|held| held.event.place.index).collect()
     };
     assert_eq!(due(10, &[]).len(), 4);
     // A session knows the key of an aggregate once it has read the first event.
     let keyed = |head: AggregateHead| {
-        let read = runtime.block_on(marker.held(&head, Limit { events: 200, bytes: usize::MAX })).unwrap();
+        let read = runtime
+            .block_on(marker.held(
+                &head,
+                Limit {
+                    events: 200,
+                    bytes: usize::MAX,
+                },
+            ))
+            .unwrap();
         assert_eq!((read.len(), read[0].id), (1, head.id));
-        AggregateHead { key: read[0].event.key.clone(), ..head }
+        AggregateHead {
+            key: read[0].event.key.clone(),
+            ..head
+        }
     };
-    let due = |limit, except: &[i64]| due(limit, except).into_iter().map(keyed).collect::<Vec<_>>();
+    let due = |limit, except: &[i64]| {
+        due(limit, except)
+            .into_iter()
+            .map(keyed)
+            .collect::<Vec<_>>()
+    };
     let heads = due(10, &[]);
-    let (a, b, alone) = (&heads[0], &heads[1], &heads[2]);
+    let a = &heads[0];
+    let b = &heads[1];
+    let alone = &heads[2];
     assert_eq!(held(a, 200, 3 * BYTES), [1, 2, 3]);
     assert_eq!(held(a, 200, 4 * BYTES - 1), [1, 2, 3]);
     assert_eq!(held(a, 2, 4 * BYTES), [1, 2]);
@@ -65,10 +91,25 @@ fn reads_of_parked_events_are_bounded_by_bytes_and_return_at_least_one() {
 
     // Those that are left alone make room for others, and what is to be dropped is not tried.
     assert_eq!(due(2, &[a.id, b.id]), heads[2..]);
-    sql.run(&format!("update walrelay.parked set asked = 'drop' where id in ({}, {})", a.id, b.id + 1));
+    sql.run(&format!(
+        "update walrelay.parked set asked = 'drop' where id in ({}, {})",
+        a.id,
+        b.id + 1
+    ));
     assert_eq!(due(10, &[]), heads[1..]);
-    let read = runtime.block_on(marker.held(b, Limit { events: 200, bytes: usize::MAX })).unwrap();
-    assert_eq!(read.iter().map(|held| held.is_dropped).collect::<Vec<_>>(), [false, true, false]);
+    let read = runtime
+        .block_on(marker.held(
+            b,
+            Limit {
+                events: 200,
+                bytes: usize::MAX,
+            },
+        ))
+        .unwrap();
+    assert_eq!(
+        read.iter().map(|held| held.is_dropped).collect::<Vec<_>>(),
+        [false, true, false]
+    );
     let dropped = |except: &[i64]| runtime.block_on(marker.dropped(10, except)).unwrap().len();
     assert_eq!((dropped(&[]), dropped(&[a.id])), (2, 1));
 }

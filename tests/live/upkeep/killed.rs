@@ -1,5 +1,5 @@
-//! P12, P13: killed while old rows go, by the relay's own hand and by the command's: what goes was published, and all of it
-//! that was not is published later.
+//! P12, P13: killed while old rows go, by the relay's own hand and by the command's: what goes was
+//! published, and all of it that was not is published later.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ const WITNESS: &str = "create table witness (like outbox);
 fn old_when_written() -> World {
     let world = World::keeping();
     world.sql().run(&format!(
-        "alter table outbox add column created_at timestamptz not null default now() - interval '8 days'; {WITNESS}"
+        "alter table outbox add column created_at timestamptz not null default now() - interval '8 \
+         days'; {WITNESS}"
     ));
     world.setup();
     world
@@ -28,7 +29,11 @@ fn old_when_written() -> World {
 /// A relay that has published these, and stored that.
 fn published(world: &World, rows: u64) {
     let mut relay = world.relay();
-    let writers = world.workload(&Plan { writers: 4, pause: Duration::ZERO, ..Plan::default() });
+    let writers = world.workload(&Plan {
+        writers: 4,
+        pause: Duration::ZERO,
+        ..Plan::default()
+    });
     writers.wait_for(rows);
     writers.stop();
     world.wait_confirmed(ARRIVAL);
@@ -40,10 +45,17 @@ fn published(world: &World, rows: u64) {
 fn nothing_is_lost(world: &World) {
     let wanted = world.sql().number("select count(*) from witness");
     let mut relay = world.relay();
-    eventually("everything is published", ARRIVAL, || world.delivered(), |records| *records >= wanted);
+    eventually(
+        "everything is published",
+        ARRIVAL,
+        || world.delivered(),
+        |records| *records >= wanted,
+    );
     world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-    world.sql().run("alter table outbox rename to what_is_left; create table outbox as table witness");
+    world
+        .sql()
+        .run("alter table outbox rename to what_is_left; create table outbox as table witness");
     let findings = world.assert_all_delivered();
     eprintln!("{} copies", findings.duplicates);
 }
@@ -52,11 +64,20 @@ fn nothing_is_lost(world: &World) {
 fn a_relay_killed_during_cleanup_loses_no_unpublished_row() {
     let world = old_when_written();
     published(&world, 2_500);
-    let gone = || world.sql().number("select (select count(*) from witness) - (select count(*) from outbox)");
+    let gone = || {
+        world
+            .sql()
+            .number("select (select count(*) from witness) - (select count(*) from outbox)")
+    };
     for passings in [0, 1, 0] {
         let before = gone();
         let writers = world.workload(&Plan::default());
-        world.run().config_file(RETENTION).killed_at("swept", passings).start().wait_killed();
+        world
+            .run()
+            .config_file(RETENTION)
+            .killed_at("swept", passings)
+            .start()
+            .wait_killed();
         writers.wait_for(100);
         writers.stop();
         assert!(gone() > before, "rows went before it was killed");
@@ -71,7 +92,11 @@ fn a_killed_cleanup_is_completed_by_the_next_one() {
     published(&world, 1_200);
     let cleanup = || {
         let command = world.command("cleanup").option("--brokers", &world.brokers);
-        command.option("--older-than", "7d").option("--batch-rows", "500").option("--pause", "0s").flag("--yes")
+        command
+            .option("--older-than", "7d")
+            .option("--batch-rows", "500")
+            .option("--pause", "0s")
+            .flag("--yes")
     };
     let killed = cleanup().killed_at("swept", 1).output();
     assert!(is_killed(killed.status), "{killed:?}");
@@ -85,13 +110,15 @@ fn a_partition_of_a_killed_drop_contains_only_published_rows() {
     let world = World::keeping();
     let sql = world.sql();
     sql.run(&format!(
-        "drop table outbox; create table outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
+        "drop table outbox; create table outbox (id uuid, aggregatetype text, aggregateid text, \
+         type text, payload jsonb,
             seq bigint not null generated always as identity, xid xid8 not null default pg_current_xact_id(),
             created_at timestamptz not null default now()) partition by range (created_at);
          create table outbox_old partition of outbox for values from ('2020-01-01Z') to ('2021-01-01Z');
          create table outbox_now partition of outbox for values from ('2021-01-01Z') to (maxvalue);
          {}",
-        WITNESS.replace("(like outbox)", "(id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
+        WITNESS.replace("(like outbox)", "(id uuid, aggregatetype text, aggregateid text, type \
+                                          text, payload jsonb,
             seq bigint, xid xid8, created_at timestamptz)")
     ));
     world.setup();
@@ -99,7 +126,12 @@ fn a_partition_of_a_killed_drop_contains_only_published_rows() {
     published(&world, 500);
     sql.run("alter table outbox alter created_at set default now()");
     let writers = world.workload(&Plan::default());
-    world.run().config_file(RETENTION).killed_at("detached", 0).start().wait_killed();
+    world
+        .run()
+        .config_file(RETENTION)
+        .killed_at("detached", 0)
+        .start()
+        .wait_killed();
     writers.wait_for(100);
     let attached = "select count(*) from pg_inherits where inhrelid = 'outbox_old'::regclass";
     assert_eq!(sql.number(attached), 0);
@@ -107,6 +139,11 @@ fn a_partition_of_a_killed_drop_contains_only_published_rows() {
     writers.wait_for(100);
     writers.stop();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-    assert_eq!(sql.number("select count(*) from outbox_old o left join witness w using (id) where w.id is null"), 0);
+    assert_eq!(
+        sql.number(
+            "select count(*) from outbox_old o left join witness w using (id) where w.id is null"
+        ),
+        0
+    );
     nothing_is_lost(&world);
 }

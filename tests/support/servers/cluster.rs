@@ -1,4 +1,5 @@
-//! Three nodes, each broker and controller: replication factor 3, `min.insync.replicas` 2. Any single one may stop.
+//! Three nodes, each broker and controller: replication factor 3, `min.insync.replicas` 2. Any
+//! single one may stop.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -18,8 +19,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 const NODES: [i32; 3] = [1, 2, 3];
 
-/// The time until a killed broker is fenced. Until then it counts as leader, and its partitions do not answer. The
-/// interval of heartbeats is a quarter of it.
+/// The time until a killed broker is fenced. Until then it counts as leader, and its partitions do
+/// not answer. The interval of heartbeats is a quarter of it.
 const SESSION_MS: u32 = 4_000;
 
 /// See the module's documentation. Dropping it kills the brokers.
@@ -39,26 +40,49 @@ impl Cluster {
     #[track_caller]
     pub(crate) fn start() -> Cluster {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let base = run_directory().join(format!("cluster-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let base =
+            run_directory().join(format!("cluster-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&base).expect("directory of a cluster");
         let ports: Vec<(u16, u16)> = NODES.iter().map(|_| (free_port(), free_port())).collect();
-        let voters: Vec<String> =
-            NODES.iter().zip(&ports).map(|(id, (_, controller))| format!("{id}@127.0.0.1:{controller}")).collect();
-        let addresses: Vec<String> = ports.iter().map(|(port, _)| format!("127.0.0.1:{port}")).collect();
+        let voters: Vec<String> = NODES
+            .iter()
+            .zip(&ports)
+            .map(|(id, (_, controller))| format!("{id}@127.0.0.1:{controller}"))
+            .collect();
+        let addresses: Vec<String> = ports
+            .iter()
+            .map(|(port, _)| format!("127.0.0.1:{port}"))
+            .collect();
         let nodes = NODES.iter().zip(&ports).map(|(id, ports)| {
             let directory = base.join(id.to_string());
             std::fs::create_dir(&directory).expect("directory of a broker");
             format_log(*id, &directory);
             let text = configuration(*id, &directory.join("log"), *ports, &voters.join(","));
             std::fs::write(directory.join("server.properties"), text).expect("server.properties");
-            Node { id: *id, directory, process: Mutex::new(None) }
+            Node {
+                id: *id,
+                directory,
+                process: Mutex::new(None),
+            }
         });
-        let cluster = Cluster { nodes: nodes.collect(), brokers: addresses.join(",") };
-        cluster.nodes.iter().for_each(|node| logs_to(&cluster.brokers, &node.directory.join(LOG)));
+        let cluster = Cluster {
+            nodes: nodes.collect(),
+            brokers: addresses.join(","),
+        };
+        cluster
+            .nodes
+            .iter()
+            .for_each(|node| logs_to(&cluster.brokers, &node.directory.join(LOG)));
         NODES.iter().for_each(|id| cluster.spawn(*id));
-        let seen = || metadata(&cluster.brokers, None, ANSWER).map_or(0, |metadata| metadata.brokers().len());
+        let seen = || {
+            metadata(&cluster.brokers, None, ANSWER).map_or(0, |metadata| metadata.brokers().len())
+        };
         let whole = wait::until(START_DEADLINE, || (seen() == NODES.len()).then_some(()));
-        assert!(whole.is_some(), "the cluster did not start:\n{}", cluster.log_tails());
+        assert!(
+            whole.is_some(),
+            "the cluster did not start:\n{}",
+            cluster.log_tails()
+        );
         cluster
     }
 
@@ -69,8 +93,12 @@ impl Cluster {
     /// The leader of a partition of `topic`, if it has one at present.
     pub(crate) fn leader(&self, topic: &str, partition: i32) -> Option<i32> {
         let metadata = metadata(&self.brokers, Some(topic), ANSWER)?;
-        let mut partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
-        Some(partitions.find(|found| found.id() == partition)?.leader()).filter(|leader| *leader > 0)
+        let mut partitions = metadata
+            .topics()
+            .iter()
+            .flat_map(|topic| topic.partitions());
+        Some(partitions.find(|found| found.id() == partition)?.leader())
+            .filter(|leader| *leader > 0)
     }
 
     pub(crate) fn kill_hard(&self, id: i32) {
@@ -88,7 +116,8 @@ impl Cluster {
         }
     }
 
-    /// Sends SIGSTOP: connections stay open, and other brokers become leaders after the session timeout.
+    /// Sends SIGSTOP: connections stay open, and other brokers become leaders after the session
+    /// timeout.
     pub(crate) fn freeze(&self, id: i32) {
         self.signal(id, "STOP");
     }
@@ -119,8 +148,21 @@ impl Cluster {
         let look = || {
             let in_sync = |topic: &String| {
                 let metadata = metadata(&self.brokers, Some(topic), ANSWER)?;
-                let partitions: Vec<_> = metadata.topics().iter().flat_map(|topic| topic.partitions()).collect();
-                let least = partitions.iter().map(|found| if found.leader() > 0 { found.isr().len() } else { 0 }).min();
+                let partitions: Vec<_> = metadata
+                    .topics()
+                    .iter()
+                    .flat_map(|topic| topic.partitions())
+                    .collect();
+                let least = partitions
+                    .iter()
+                    .map(|found| {
+                        if found.leader() > 0 {
+                            found.isr().len()
+                        } else {
+                            0
+                        }
+                    })
+                    .min();
                 least.filter(|least| *least == NODES.len())
             };
             topics.iter().all(|topic| in_sync(topic).is_some())
@@ -129,15 +171,24 @@ impl Cluster {
     }
 
     fn node(&self, id: i32) -> &Node {
-        self.nodes.iter().find(|node| node.id == id).expect("a broker of this cluster")
+        self.nodes
+            .iter()
+            .find(|node| node.id == id)
+            .expect("a broker of this cluster")
     }
 
     fn log_tails(&self) -> String {
         let tail = |node: &Node| {
             let process = node.process.lock().expect("process");
-            process.as_ref().map_or_else(String::new, |process| process.log_tail(15))
+            process
+                .as_ref()
+                .map_or_else(String::new, |process| process.log_tail(15))
         };
-        self.nodes.iter().map(tail).collect::<Vec<_>>().join("\n---\n")
+        self.nodes
+            .iter()
+            .map(tail)
+            .collect::<Vec<_>>()
+            .join("\n---\n")
     }
 }
 
@@ -147,7 +198,10 @@ fn format_log(id: i32, directory: &std::path::Path) {
     let path = directory.join("log/meta.properties");
     let text = std::fs::read_to_string(&path).expect("meta.properties");
     // Sixteen bytes as base64: the last letter encodes two bits only.
-    let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(21).chain(['A']).collect();
+    let letters: String = std::iter::repeat_with(fastrand::alphanumeric)
+        .take(21)
+        .chain(['A'])
+        .collect();
     let line = |line: &str| match line.split_once('=') {
         Some(("node.id", _)) => format!("node.id={id}\n"),
         Some(("directory.id", _)) => format!("directory.id={letters}\n"),
@@ -156,7 +210,12 @@ fn format_log(id: i32, directory: &std::path::Path) {
     std::fs::write(&path, text.lines().map(line).collect::<String>()).expect("meta.properties");
 }
 
-fn configuration(id: i32, log: &std::path::Path, (port, controller): (u16, u16), voters: &str) -> String {
+fn configuration(
+    id: i32,
+    log: &std::path::Path,
+    (port, controller): (u16, u16),
+    voters: &str,
+) -> String {
     format!(
         "process.roles=broker,controller\nnode.id={id}\ncontroller.quorum.voters={voters}\n\
          listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\

@@ -1,4 +1,5 @@
-//! A real Kafka: one node that is broker and controller, and a second broker where a test needs one.
+//! A real Kafka: one node that is broker and controller, and a second broker where a test needs
+//! one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -29,10 +30,12 @@ pub(crate) const SECOND: i32 = 2;
 /// The time until a killed broker is fenced. A new process on the same log has to wait for it.
 const SESSION_MS: u32 = 6000;
 
-/// The interval at which a broker aborts transactions past their time-out. The default is ten seconds.
+/// The interval at which a broker aborts transactions past their time-out. The default is ten
+/// seconds.
 pub(super) const ABORTS_MS: u32 = 1_000;
 
-/// The number of proxies before the shared broker, and before one of a test's own. Each proxy takes threads.
+/// The number of proxies before the shared broker, and before one of a test's own. Each proxy takes
+/// threads.
 const SHARED_DOORS: usize = 32;
 const DOORS: usize = 2;
 
@@ -41,7 +44,8 @@ pub(crate) struct Kafka {
     directory: PathBuf,
     node: i32,
     brokers: String,
-    /// Listeners that advertise the port of a proxy. Otherwise a client would use the proxy for its first request only.
+    /// Listeners that advertise the port of a proxy. Otherwise a client would use the proxy for its
+    /// first request only.
     doors: Vec<Door>,
     doors_taken: AtomicUsize,
     secured: Vec<(&'static str, u16)>,
@@ -91,7 +95,8 @@ impl Kafka {
         Kafka::configured(SESSION_MS, listeners, "")
     }
 
-    /// The same with ACLs. Operations without an ACL are allowed, and an anonymous client may do everything.
+    /// The same with ACLs. Operations without an ACL are allowed, and an anonymous client may do
+    /// everything.
     #[track_caller]
     pub(crate) fn guarded(listeners: &[Listener]) -> Kafka {
         Kafka::guarded_with(listeners, "")
@@ -105,30 +110,35 @@ impl Kafka {
         Kafka::configured(SESSION_MS, listeners, &format!("{rights}{lines}"))
     }
 
-    /// A broker of the test's own, with these lines in `server.properties` instead of the usual ones.
+    /// A broker of the test's own, with these lines in `server.properties` instead of the usual
+    /// ones.
     #[track_caller]
     pub(crate) fn configured(session_ms: u32, listeners: &[Listener], lines: &str) -> Kafka {
         Kafka::node(1, free_port(), session_ms, listeners, lines, DOORS)
     }
 
-    /// A broker of the test's own that stays leader even while it is frozen: its session outlasts any test. For the
-    /// same reason it cannot be restarted.
+    /// A broker of the test's own that stays leader even while it is frozen: its session outlasts
+    /// any test. For the same reason it cannot be restarted.
     #[track_caller]
     pub(crate) fn never_fenced() -> Kafka {
         Kafka::configured(10 * SESSION_MS, &[], "")
     }
 
-    /// A broker of the test's own with two log directories, of which one is a file system of a few MiB. Partitions of a
-    /// topic are spread over both.
+    /// A broker of the test's own with two log directories, of which one is a file system of a few
+    /// MiB. Partitions of a topic are spread over both.
     #[track_caller]
     pub(crate) fn on_small_disk() -> Kafka {
-        // Without an entry in the index of a segment, the log of a partition fills the disk, and not its index.
-        let lines = format!("log.dirs=log,{SMALL_DISK}\nmetadata.log.dir=log\nlog.index.interval.bytes=100000000\n");
+        // Without an entry in the index of a segment, the log of a partition fills the disk, and
+        // not its index.
+        let lines = format!(
+            "log.dirs=log,{SMALL_DISK}\nmetadata.log.dir=log\nlog.index.interval.bytes=100000000\n"
+        );
         Kafka::configured(SESSION_MS, &[], &lines)
     }
 
-    /// A cluster of two brokers: partitions of the second one can stall while the others work. A frozen second broker
-    /// stays leader, because its session outlasts any test. For the same reason neither can be restarted.
+    /// A cluster of two brokers: partitions of the second one can stall while the others work. A
+    /// frozen second broker stays leader, because its session outlasts any test. For the same
+    /// reason neither can be restarted.
     #[track_caller]
     pub(crate) fn pair() -> (Kafka, Kafka) {
         let controller = free_port();
@@ -137,15 +147,30 @@ impl Kafka {
     }
 
     #[track_caller]
-    fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener], others: &str, doors: usize) -> Kafka {
+    fn node(
+        node: i32,
+        controller: u16,
+        session_ms: u32,
+        listeners: &[Listener],
+        others: &str,
+        doors: usize,
+    ) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let base = run_directory().join(format!("kafka-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&base).expect("directory of a Kafka");
         copy_formatted(node, &base.join("log"));
 
         let port = free_port();
-        let doors: Vec<Door> = (0..doors).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
-        let secured: Vec<_> = listeners.iter().map(|listener| (listener.name, free_port())).collect();
+        let doors: Vec<Door> = (0..doors)
+            .map(|_| Door {
+                listens: free_port(),
+                advertised: free_port(),
+            })
+            .collect();
+        let secured: Vec<_> = listeners
+            .iter()
+            .map(|listener| (listener.name, free_port()))
+            .collect();
         let text = configuration(node, &base, port, controller, session_ms, &doors);
         let text = with_listeners(&text, listeners, &secured) + others;
         std::fs::write(base.join("server.properties"), text).expect("server.properties");
@@ -187,14 +212,25 @@ impl Kafka {
     #[track_caller]
     pub(crate) fn add_scram_user(&self, user: &str, password: &str) {
         let mut tool = java(&["-Xmx128m"]);
-        tool.args(["kafka.admin.ConfigCommand", "--bootstrap-server", self.brokers(), "--alter"]);
+        tool.args([
+            "kafka.admin.ConfigCommand",
+            "--bootstrap-server",
+            self.brokers(),
+            "--alter",
+        ]);
         tool.args(["--entity-type", "users", "--entity-name", user]);
-        tool.arg("--add-config").arg(format!("SCRAM-SHA-512=[password={password}]"));
+        tool.arg("--add-config")
+            .arg(format!("SCRAM-SHA-512=[password={password}]"));
         let output = output_of(tool, START_DEADLINE);
-        assert!(output.status.success(), "no SCRAM user: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "no SCRAM user: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 
-    /// Allows `user` to write, describe and create topics that begin with `prefix`, and denies everything else on them.
+    /// Allows `user` to write, describe and create topics that begin with `prefix`, and denies
+    /// everything else on them.
     #[track_caller]
     pub(crate) fn allow_writing(&self, user: &str, prefix: &str) {
         const CREATE_ACLS: u16 = 30;
@@ -203,10 +239,24 @@ impl Kafka {
         const WRITE_CREATE_DESCRIBE: [u8; 3] = [4, 5, 8];
         const ALLOW: u8 = 3;
         // Version 1 of the request has lengths of fixed size.
-        let mut request = [&CREATE_ACLS.to_be_bytes()[..], &[0, 1, 0, 0, 0, 7], &text("tests"), &[0, 0, 0, 3]].concat();
+        let mut request = [
+            &CREATE_ACLS.to_be_bytes()[..],
+            &[0, 1, 0, 0, 0, 7],
+            &text("tests"),
+            &[0, 0, 0, 3],
+        ]
+        .concat();
         for operation in WRITE_CREATE_DESCRIBE {
             request.push(TOPIC);
-            request.extend([text(prefix), vec![PREFIXED], text(&format!("User:{user}")), text("*")].concat());
+            request.extend(
+                [
+                    text(prefix),
+                    vec![PREFIXED],
+                    text(&format!("User:{user}")),
+                    text("*"),
+                ]
+                .concat(),
+            );
             request.extend([operation, ALLOW]);
         }
         let answer = self.ask(&request);
@@ -220,9 +270,23 @@ impl Kafka {
         const ALTER_CLIENT_QUOTAS: u16 = 49;
         let one = [0, 0, 0, 1];
         // Version 0 of the request has lengths of fixed size.
-        let mut request = [&ALTER_CLIENT_QUOTAS.to_be_bytes()[..], &[0, 0, 0, 0, 0, 7], &text("tests")].concat();
-        request
-            .extend([&one[..], &one, &text("client-id"), &text(client_id), &one, &text("producer_byte_rate")].concat());
+        let mut request = [
+            &ALTER_CLIENT_QUOTAS.to_be_bytes()[..],
+            &[0, 0, 0, 0, 0, 7],
+            &text("tests"),
+        ]
+        .concat();
+        request.extend(
+            [
+                &one[..],
+                &one,
+                &text("client-id"),
+                &text(client_id),
+                &one,
+                &text("producer_byte_rate"),
+            ]
+            .concat(),
+        );
         request.extend(bytes_per_second.to_be_bytes());
         // Neither removed, nor only validated.
         request.extend([0, 0]);
@@ -235,7 +299,9 @@ impl Kafka {
     #[track_caller]
     fn ask(&self, request: &[u8]) -> Vec<u8> {
         let mut stream = TcpStream::connect(self.brokers()).expect("a connection");
-        stream.set_read_timeout(Some(START_DEADLINE)).expect("a deadline");
+        stream
+            .set_read_timeout(Some(START_DEADLINE))
+            .expect("a deadline");
         stream
             .write_all(&(request.len() as u32).to_be_bytes())
             .and_then(|()| stream.write_all(request))
@@ -250,8 +316,12 @@ impl Kafka {
     /// A proxy for all connections of a client, and its `bootstrap.servers`.
     #[track_caller]
     pub(crate) fn behind_proxy(&self) -> (Proxy, String) {
-        let door = self.doors.get(self.doors_taken.fetch_add(1, Ordering::Relaxed));
-        let door = door.expect("this broker has no door left (a given broker has none: unset WALRELAY_TEST_BROKERS)");
+        let door = self
+            .doors
+            .get(self.doors_taken.fetch_add(1, Ordering::Relaxed));
+        let door = door.expect(
+            "this broker has no door left (a given broker has none: unset WALRELAY_TEST_BROKERS)",
+        );
         let proxy = Proxy::listen(door.advertised, &format!("127.0.0.1:{}", door.listens));
         (proxy, format!("127.0.0.1:{}", door.advertised))
     }
@@ -268,9 +338,15 @@ impl Kafka {
             }
             // Whether the node is in its own metadata.
             let metadata = metadata(&self.brokers, None, Duration::from_millis(500));
-            metadata.is_some_and(|known| known.brokers().iter().any(|one| one.id() == self.node)).then_some(true)
+            metadata
+                .is_some_and(|known| known.brokers().iter().any(|one| one.id() == self.node))
+                .then_some(true)
         });
-        assert!(answered == Some(true), "Kafka did not start:\n{}", process.log_tail(30));
+        assert!(
+            answered == Some(true),
+            "Kafka did not start:\n{}",
+            process.log_tail(30)
+        );
         *slot = Some(process);
     }
 
@@ -280,22 +356,27 @@ impl Kafka {
         }
     }
 
-    /// Stops it, and starts a broker of another cluster at its addresses: the second time, it is the first cluster again,
-    /// which would wait for the session of a broker that was killed.
+    /// Stops it, and starts a broker of another cluster at its addresses: the second time, it is
+    /// the first cluster again, which would wait for the session of a broker that was killed.
     #[track_caller]
     pub(crate) fn swap_cluster(&self) {
         if let Some(mut process) = self.process.lock().expect("process").take() {
             process.signal("TERM");
             process.wait_exit(START_DEADLINE);
         }
-        let [log, other, aside] = ["log", "log-other", "log-aside"].map(|name| self.directory.join(name));
+        let [log, other, aside] =
+            ["log", "log-other", "log-aside"].map(|name| self.directory.join(name));
         if !other.exists() {
             copy_formatted(self.node, &other);
             let properties = other.join("meta.properties");
             let lines = text_of(&properties);
-            let kept = lines.lines().filter(|line| !line.starts_with("cluster.id="));
-            let text: String =
-                kept.chain(["cluster.id=YW5vdGhlci1jbHVzdGVyLQ"]).map(|line| format!("{line}\n")).collect();
+            let kept = lines
+                .lines()
+                .filter(|line| !line.starts_with("cluster.id="));
+            let text: String = kept
+                .chain(["cluster.id=YW5vdGhlci1jbHVzdGVyLQ"])
+                .map(|line| format!("{line}\n"))
+                .collect();
             std::fs::write(&properties, text).expect("meta.properties");
         }
         for (from, to) in [(&log, &aside), (&other, &log), (&aside, &other)] {
@@ -325,15 +406,28 @@ fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u16).to_be_bytes(), text.as_bytes()].concat()
 }
 
-/// `java` with Kafka's classes; the caller adds the class to run. The quick compiler and the class archive of
-/// `scripts/prerequisites` cut the CPU time of a start to a quarter. Without the archive, Java silently reads the jars.
+/// `java` with Kafka's classes; the caller adds the class to run. The quick compiler and the class
+/// archive of `scripts/prerequisites` cut the CPU time of a start to a quarter. Without the
+/// archive, Java silently reads the jars.
 fn java(options: &[&str]) -> Command {
     let kafka = directory().join("kafka");
     let mut command = Command::new("java");
-    command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"]);
-    command.arg(format!("-XX:SharedArchiveFile={}", kafka.join("classes.jsa").display()));
-    command.arg(format!("-Dlog4j2.configurationFile={}", kafka.join("log4j2.xml").display()));
-    command.arg("-cp").arg(format!("{}/libs/*", kafka.display()));
+    command.args(options).args([
+        "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",
+        "-XX:TieredStopAtLevel=1",
+    ]);
+    command.arg(format!(
+        "-XX:SharedArchiveFile={}",
+        kafka.join("classes.jsa").display()
+    ));
+    command.arg(format!(
+        "-Dlog4j2.configurationFile={}",
+        kafka.join("log4j2.xml").display()
+    ));
+    command
+        .arg("-cp")
+        .arg(format!("{}/libs/*", kafka.display()));
     command
 }
 
@@ -355,11 +449,17 @@ fn mounted(broker: &Command) -> Command {
 /// The log of a broker, in its directory.
 pub(super) const LOG: &str = "server.log";
 
-/// Starts a broker with this Java option and the `server.properties` of its directory. Does not wait.
+/// Starts a broker with this Java option and the `server.properties` of its directory. Does not
+/// wait.
 pub(super) fn launch(option: &str, directory: &Path) -> Process {
-    let (mut broker, properties) = (java(&[option]), directory.join("server.properties"));
+    let mut broker = java(&[option]);
+    let properties = directory.join("server.properties");
     broker.arg("kafka.Kafka").arg(&properties);
-    let mut command = if text_of(&properties).contains(SMALL_DISK) { mounted(&broker) } else { broker };
+    let mut command = if text_of(&properties).contains(SMALL_DISK) {
+        mounted(&broker)
+    } else {
+        broker
+    };
     command.current_dir(directory);
     Process::start("kafka", command, &directory.join(LOG))
 }
@@ -371,14 +471,23 @@ pub(super) fn copy_formatted(node: i32, to: &Path) {
     if !formatted.exists() {
         missing("Kafka");
     }
-    let copied = Command::new("cp").arg("-r").arg(&formatted).arg(to).status().expect("cp");
+    let copied = Command::new("cp")
+        .arg("-r")
+        .arg(&formatted)
+        .arg(to)
+        .status()
+        .expect("cp");
     assert!(copied.success(), "could not copy {}", formatted.display());
 }
 
-/// The metadata of the brokers, with that of a topic if one is given; none without an answer in time.
+/// The metadata of the brokers, with that of a topic if one is given; none without an answer in
+/// time.
 pub(super) fn metadata(brokers: &str, of: Option<&str>, patience: Duration) -> Option<Metadata> {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("log_level", "0").set("allow.auto.create.topics", "false");
+    config
+        .set("bootstrap.servers", brokers)
+        .set("log_level", "0")
+        .set("allow.auto.create.topics", "false");
     let consumer: BaseConsumer = config.create().ok()?;
     let metadata = consumer.fetch_metadata(of, patience).ok();
     topic::close(consumer);
@@ -392,8 +501,12 @@ fn with_listeners(configuration: &str, listeners: &[Listener], ports: &[(&str, u
         text.push_str(line);
         for (listener, (name, port)) in listeners.iter().zip(ports) {
             match line.split_once('=').map_or("", |(key, _)| key) {
-                "listeners" | "advertised.listeners" => text.push_str(&format!(",{name}://127.0.0.1:{port}")),
-                "listener.security.protocol.map" => text.push_str(&format!(",{name}:{}", listener.protocol)),
+                "listeners" | "advertised.listeners" => {
+                    text.push_str(&format!(",{name}://127.0.0.1:{port}"))
+                }
+                "listener.security.protocol.map" => {
+                    text.push_str(&format!(",{name}:{}", listener.protocol))
+                }
                 _ => {}
             }
         }
@@ -401,12 +514,24 @@ fn with_listeners(configuration: &str, listeners: &[Listener], ports: &[(&str, u
     }
     for listener in listeners {
         let prefix = format!("listener.name.{}", listener.name.to_lowercase());
-        text.extend(listener.settings.iter().map(|(name, value)| format!("{prefix}.{name}={value}\n")));
+        text.extend(
+            listener
+                .settings
+                .iter()
+                .map(|(name, value)| format!("{prefix}.{name}={value}\n")),
+        );
     }
     text
 }
 
-fn configuration(node: i32, base: &Path, port: u16, controller: u16, session_ms: u32, doors: &[Door]) -> String {
+fn configuration(
+    node: i32,
+    base: &Path,
+    port: u16,
+    controller: u16,
+    session_ms: u32,
+    doors: &[Door],
+) -> String {
     let mut listeners = format!("PLAINTEXT://127.0.0.1:{port}");
     let mut advertised = listeners.clone();
     let mut protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned();
@@ -415,7 +540,11 @@ fn configuration(node: i32, base: &Path, port: u16, controller: u16, session_ms:
         advertised.push_str(&format!(",DOOR{number}://127.0.0.1:{}", door.advertised));
         protocols.push_str(&format!(",DOOR{number}:PLAINTEXT"));
     }
-    let roles = if node == SECOND { "broker" } else { "broker,controller" };
+    let roles = if node == SECOND {
+        "broker"
+    } else {
+        "broker,controller"
+    };
     if node != SECOND {
         listeners.push_str(&format!(",CONTROLLER://127.0.0.1:{controller}"));
     }
@@ -449,7 +578,8 @@ mod tests {
         type DeliveryOpaque = ();
 
         fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
-            self.0.fetch_add(usize::from(result.is_ok()), Ordering::Relaxed);
+            self.0
+                .fetch_add(usize::from(result.is_ok()), Ordering::Relaxed);
         }
     }
 
@@ -457,9 +587,19 @@ mod tests {
     fn producer(brokers: &str) -> (BaseProducer<Acks>, std::sync::Arc<AtomicUsize>) {
         let acks = std::sync::Arc::new(AtomicUsize::new(0));
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", brokers).set("enable.idempotence", "true").set("message.timeout.ms", "0");
-        config.set("log_level", "0").set("reconnect.backoff.max.ms", "500");
-        (config.create_with_context(Acks(acks.clone())).expect("a producer"), acks)
+        config
+            .set("bootstrap.servers", brokers)
+            .set("enable.idempotence", "true")
+            .set("message.timeout.ms", "0");
+        config
+            .set("log_level", "0")
+            .set("reconnect.backoff.max.ms", "500");
+        (
+            config
+                .create_with_context(Acks(acks.clone()))
+                .expect("a producer"),
+            acks,
+        )
     }
 
     fn acked(producer: &BaseProducer<Acks>, acks: &AtomicUsize) -> usize {
@@ -468,7 +608,9 @@ mod tests {
     }
 
     fn send(producer: &BaseProducer<Acks>, topic: &str) {
-        producer.send(BaseRecord::<(), str>::to(topic).payload("x")).expect("a record");
+        producer
+            .send(BaseRecord::<(), str>::to(topic).payload("x"))
+            .expect("a record");
     }
 
     #[test]
@@ -480,15 +622,30 @@ mod tests {
         topic::create(kafka.brokers(), topic, 2, &[]);
         let (producer, acks) = producer(&brokers);
         send(&producer, topic);
-        eventually("an ack", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 1);
+        eventually(
+            "an ack",
+            START_DEADLINE,
+            || acked(&producer, &acks),
+            |acks| *acks == 1,
+        );
         proxy.blackhole(crate::support::proxy::Way::Down);
         send(&producer, topic);
         // The record arrives, and the ack does not.
-        eventually("two records", START_DEADLINE, || topic::count(kafka.brokers(), topic), |n| *n == 2);
+        eventually(
+            "two records",
+            START_DEADLINE,
+            || topic::count(kafka.brokers(), topic),
+            |n| *n == 2,
+        );
         assert_eq!(acked(&producer, &acks), 1);
         proxy.cut();
         proxy.resume();
-        eventually("the ack comes", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 2);
+        eventually(
+            "the ack comes",
+            START_DEADLINE,
+            || acked(&producer, &acks),
+            |acks| *acks == 2,
+        );
         assert_eq!(topic::count(kafka.brokers(), topic), 2);
     }
 }

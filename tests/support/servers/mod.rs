@@ -1,4 +1,5 @@
-//! Real servers: one Kafka and one Postgres for all tests of the process, and private ones for tests that disturb them.
+//! Real servers: one Kafka and one Postgres for all tests of the process, and private ones for
+//! tests that disturb them.
 
 pub(crate) mod cluster;
 pub(crate) mod kafka;
@@ -27,13 +28,18 @@ fn directory() -> PathBuf {
 /// The lowest port of [`free_port`].
 const LOWEST_PORT: u16 = 10_000;
 
-/// A loopback port without a listener. It is below the kernel's range for outgoing connections, and no call returns it
-/// twice: nothing else uses the port before the caller does.
+/// A loopback port without a listener. It is below the kernel's range for outgoing connections, and
+/// no call returns it twice: nothing else uses the port before the caller does.
 #[track_caller]
 pub(crate) fn free_port() -> u16 {
     static BEYOND: LazyLock<u16> = LazyLock::new(|| {
-        let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-        range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32_768)
+        let range =
+            std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        range
+            .split_whitespace()
+            .next()
+            .and_then(|first| first.parse().ok())
+            .unwrap_or(32_768)
     });
     // Random: runs at the same time use different ports.
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
@@ -64,7 +70,12 @@ fn logs_to(address: &str, log: &Path) {
 pub(crate) fn log_tails(address: &str, lines: usize) -> String {
     let logs = LOGS.lock().unwrap_or_else(PoisonError::into_inner);
     let tail = |log: &PathBuf| format!("{}:\n{}", log.display(), tail_of(log, lines));
-    logs.get(address).into_iter().flatten().map(tail).collect::<Vec<_>>().join("\n")
+    logs.get(address)
+        .into_iter()
+        .flatten()
+        .map(tail)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[track_caller]

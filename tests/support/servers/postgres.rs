@@ -38,10 +38,19 @@ impl Lease {
     fn take() -> Lease {
         let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let server = free.unwrap_or_else(|| {
-            Box::leak(Box::new(match std::env::var("WALRELAY_TEST_DATABASE_URL") {
-                Ok(url) => Postgres { url, data: PathBuf::new(), server: None },
-                Err(_) => Postgres::private(15, &[("max_replication_slots", "60"), ("max_wal_senders", "60")]),
-            }))
+            Box::leak(Box::new(
+                match std::env::var("WALRELAY_TEST_DATABASE_URL") {
+                    Ok(url) => Postgres {
+                        url,
+                        data: PathBuf::new(),
+                        server: None,
+                    },
+                    Err(_) => Postgres::private(
+                        15,
+                        &[("max_replication_slots", "60"), ("max_wal_senders", "60")],
+                    ),
+                },
+            ))
         });
         Lease(server, Cell::new(true))
     }
@@ -50,7 +59,9 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.1.get() {
-            FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+            FREE.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(self.0);
         }
     }
 }
@@ -64,9 +75,9 @@ pub(crate) struct Postgres {
 }
 
 impl Postgres {
-    /// A server for this test, and for another test after its end: no test stops it. Tests do not share a server,
-    /// because an open transaction delays the creation of every slot, and every walsender decodes the writes of all
-    /// tests. Major 15, or `WALRELAY_TEST_DATABASE_URL`.
+    /// A server for this test, and for another test after its end: no test stops it. Tests do not
+    /// share a server, because an open transaction delays the creation of every slot, and every
+    /// walsender decodes the writes of all tests. Major 15, or `WALRELAY_TEST_DATABASE_URL`.
     pub(crate) fn shared() -> &'static Postgres {
         LEASE.with(|lease| lease.get_or_init(Lease::take).0)
     }
@@ -93,26 +104,39 @@ impl Postgres {
     /// The same with a clock that is off by `offset`, such as `+1h`, through libfaketime.
     #[track_caller]
     pub(crate) fn with_clock(major: u32, offset: &str) -> Postgres {
-        Postgres::trusting(Postgres::unmade(with_clock(&programs(major), offset), configuration(&[])))
+        Postgres::trusting(Postgres::unmade(
+            with_clock(&programs(major), offset),
+            configuration(&[]),
+        ))
     }
 
     #[track_caller]
     fn trusting(server: PrivatePostgres) -> Postgres {
         let rules = format!(
-            "local all all trust\nlocal replication postgres trust\nhost all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
+            "local all all trust\nlocal replication postgres trust\nhost all {GUARDED_ROLE} \
+             127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
              host replication postgres 127.0.0.1/32 trust\n"
         );
         Postgres::made(server, &rules, &[])
     }
 
-    /// A server of the test's own with TLS as `identity`, which accepts client certificates of `root`. The role
-    /// `postgres` is trusted without one; the `rules` of `pg_hba.conf` apply to all other roles.
+    /// A server of the test's own with TLS as `identity`, which accepts client certificates of
+    /// `root`. The role `postgres` is trusted without one; the `rules` of `pg_hba.conf` apply to
+    /// all other roles.
     #[track_caller]
     pub(crate) fn secured(major: u32, identity: &Identity, root: &Path, rules: &str) -> Postgres {
-        let files = [("server.crt", &*identity.certificate), ("server.key", &*identity.key), ("root.crt", root)];
+        let files = [
+            ("server.crt", &*identity.certificate),
+            ("server.key", &*identity.key),
+            ("root.crt", root),
+        ];
         let settings = [("ssl", "on"), ("ssl_ca_file", "root.crt")];
         let server = Postgres::unmade(programs(major), configuration(&settings));
-        Postgres::made(server, &format!("host all postgres 127.0.0.1/32 trust\n{rules}"), &files)
+        Postgres::made(
+            server,
+            &format!("host all postgres 127.0.0.1/32 trust\n{rules}"),
+            &files,
+        )
     }
 
     /// Creates the data and starts the server, with `files` copied into the data directory.
@@ -129,21 +153,34 @@ impl Postgres {
         Postgres::started(server)
     }
 
-    /// A streaming standby of `primary`, through a physical slot of its own ([`STANDBY_SLOT`]: one per primary). From
-    /// 17 on it synchronizes the failover slots. It copies the data as `pg_basebackup` does, which some builds lack.
+    /// A streaming standby of `primary`, through a physical slot of its own ([`STANDBY_SLOT`]: one
+    /// per primary). From 17 on it synchronizes the failover slots. It copies the data as
+    /// `pg_basebackup` does, which some builds lack.
     #[track_caller]
     pub(crate) fn standby_of(primary: &Postgres) -> Postgres {
         let major = primary.server().major();
         let server = Postgres::unmade(programs(major), String::new());
         let data = server.data_dir();
         let sql = primary.sql();
-        sql.run(&format!("select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"));
+        sql.run(&format!(
+            "select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"
+        ));
         sql.run("select pg_backup_start('standby', true)");
-        let copied = Command::new("cp").arg("-a").args([&primary.data, &data]).status().expect("cp");
-        assert!(copied.success(), "the data of the primary could not be copied");
+        let copied = Command::new("cp")
+            .arg("-a")
+            .args([&primary.data, &data])
+            .status()
+            .expect("cp");
+        assert!(
+            copied.success(),
+            "the data of the primary could not be copied"
+        );
         let label = sql.text("select labelfile from pg_backup_stop(false)");
         std::fs::remove_file(data.join("postmaster.pid")).expect("remove postmaster.pid");
-        for slot in std::fs::read_dir(data.join("pg_replslot")).expect("slots").flatten() {
+        for slot in std::fs::read_dir(data.join("pg_replslot"))
+            .expect("slots")
+            .flatten()
+        {
             std::fs::remove_dir_all(slot.path()).expect("remove a slot");
         }
         for (name, text) in [("backup_label", label.as_str()), ("standby.signal", "")] {
@@ -153,7 +190,11 @@ impl Postgres {
         }
         let address = primary.address();
         let (host, port) = address.rsplit_once(':').expect("host and port");
-        let sync = if major >= 17 { "sync_replication_slots = on\n" } else { "" };
+        let sync = if major >= 17 {
+            "sync_replication_slots = on\n"
+        } else {
+            ""
+        };
         let lines = format!(
             "primary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = on\n{sync}\
              primary_conninfo = 'host={host} port={port} user=postgres dbname=postgres'\n"
@@ -162,17 +203,21 @@ impl Postgres {
         Postgres::started(server)
     }
 
-    /// Starts a primary that was stopped as a standby of `primary`, which was its standby. It keeps its slots.
+    /// Starts a primary that was stopped as a standby of `primary`, which was its standby. It keeps
+    /// its slots.
     #[track_caller]
     pub(crate) fn rejoin(&self, primary: &Postgres) {
-        primary.sql().run(&format!("select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"));
+        primary.sql().run(&format!(
+            "select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"
+        ));
         let signal = self.data.join("standby.signal");
         std::fs::write(&signal, "").expect("standby.signal");
         self.server().give(&signal).expect("chown");
         let address = primary.address();
         let (host, port) = address.rsplit_once(':').expect("host and port");
         let lines = format!(
-            "primary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = on\nsync_replication_slots = on\n\
+            "primary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = \
+             on\nsync_replication_slots = on\n\
              primary_conninfo = 'host={host} port={port} user=postgres dbname=postgres'\n"
         );
         let path = self.data.join("postgresql.auto.conf");
@@ -185,21 +230,39 @@ impl Postgres {
     #[track_caller]
     fn unmade(programs: PathBuf, configuration: String) -> PrivatePostgres {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let dir = run_directory().join(format!("postgres-server-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let dir = run_directory().join(format!(
+            "postgres-server-{}",
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
         std::fs::create_dir(&dir).expect("directory of a Postgres");
-        let settings = Settings { bin: Some(programs), dir: Some(dir), configuration };
+        let settings = Settings {
+            bin: Some(programs),
+            dir: Some(dir),
+            configuration,
+        };
         PrivatePostgres::new(settings).expect("a private Postgres")
     }
 
     #[track_caller]
     fn started(mut server: PrivatePostgres) -> Postgres {
         server.launch().expect("Postgres starts");
-        let url = format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", server.port());
-        logs_to(&format!("127.0.0.1:{}", server.port()), &server.data_dir().with_file_name("postgres.log"));
-        Postgres { url, data: server.data_dir(), server: Some(Mutex::new(server)) }
+        let url = format!(
+            "postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable",
+            server.port()
+        );
+        logs_to(
+            &format!("127.0.0.1:{}", server.port()),
+            &server.data_dir().with_file_name("postgres.log"),
+        );
+        Postgres {
+            url,
+            data: server.data_dir(),
+            server: Some(Mutex::new(server)),
+        }
     }
 
-    /// The oldest and the newest major, or all with `WALRELAY_TEST_MAJORS=all`. Most tests run on 15.
+    /// The oldest and the newest major, or all with `WALRELAY_TEST_MAJORS=all`. Most tests run on
+    /// 15.
     pub(crate) fn majors() -> &'static [u32] {
         if std::env::var("WALRELAY_TEST_MAJORS").is_ok_and(|which| which == "all") {
             &[14, 15, 16, 17, 18]
@@ -214,8 +277,11 @@ impl Postgres {
 
     /// The URL of a database that leads to this server or `other`, whichever accepts writes.
     pub(crate) fn url_of_either(&self, other: &Postgres, database: &str) -> String {
-        let (one, other) = (self.address(), other.address());
-        format!("postgres://postgres@{one},{other}/{database}?sslmode=disable&target_session_attrs=read-write")
+        let one = self.address();
+        let other = other.address();
+        format!(
+            "postgres://postgres@{one},{other}/{database}?sslmode=disable&target_session_attrs=read-write"
+        )
     }
 
     /// `postgres://user@host:port` with other credentials and database.
@@ -229,7 +295,11 @@ impl Postgres {
 
     /// The URL of a database, reached over the server's Unix socket.
     pub(crate) fn url_by_socket(&self, database: &str) -> String {
-        let directory = self.data.parent().expect("a directory around the data").display();
+        let directory = self
+            .data
+            .parent()
+            .expect("a directory around the data")
+            .display();
         let address = self.address();
         let (_, port) = address.rsplit_once(':').expect("host and port");
         format!("postgres:///{database}?user=postgres&host={directory}&port={port}")
@@ -237,7 +307,10 @@ impl Postgres {
 
     /// Host and port, for a proxy.
     pub(crate) fn address(&self) -> String {
-        let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
+        let rest = self
+            .url
+            .split_once("://")
+            .map_or(self.url.as_str(), |(_, rest)| rest);
         let authority = rest.split(['/', '?']).next().unwrap_or(rest);
         authority.rsplit('@').next().unwrap_or(authority).to_owned()
     }
@@ -258,7 +331,11 @@ impl Postgres {
     }
 
     fn server(&self) -> MutexGuard<'_, PrivatePostgres> {
-        self.server.as_ref().expect("a server of this run").lock().expect("the server")
+        self.server
+            .as_ref()
+            .expect("a server of this run")
+            .lock()
+            .expect("the server")
     }
 
     /// Starts it with its data directory and port, and waits until it answers.
@@ -269,17 +346,27 @@ impl Postgres {
 
     #[track_caller]
     pub(crate) fn promote(&self) {
-        assert_eq!(self.sql().text("select pg_promote(true, 60)"), "true", "it was not promoted");
+        assert_eq!(
+            self.sql().text("select pg_promote(true, 60)"),
+            "true",
+            "it was not promoted"
+        );
     }
 
-    /// Runs `alter system`, and waits until new sessions have the setting. `value` has the form of `show`.
+    /// Runs `alter system`, and waits until new sessions have the setting. `value` has the form of
+    /// `show`.
     #[track_caller]
     pub(crate) fn alter(&self, name: &str, value: &str) {
         let sql = self.sql();
         sql.run(&format!("alter system set {name} = '{value}'"));
         sql.run("select pg_reload_conf()");
-        let shown = || self.sql().text(&format!("select current_setting('{name}')"));
-        wait::eventually("a setting takes effect", LIMIT, shown, |shown| shown == value);
+        let shown = || {
+            self.sql()
+                .text(&format!("select current_setting('{name}')"))
+        };
+        wait::eventually("a setting takes effect", LIMIT, shown, |shown| {
+            shown == value
+        });
     }
 
     /// Sends SIGKILL to the postmaster; its backends then end.
@@ -287,7 +374,8 @@ impl Postgres {
         self.server().kill().expect("Postgres is killed");
     }
 
-    /// Stops it with a fast shutdown and returns the time it took; panics with the end of the log after `deadline`.
+    /// Stops it with a fast shutdown and returns the time it took; panics with the end of the log
+    /// after `deadline`.
     #[track_caller]
     pub(crate) fn stop_fast(&self, deadline: Duration) -> Duration {
         let started = Instant::now();
@@ -297,50 +385,82 @@ impl Postgres {
 }
 
 fn configuration(settings: &[(&str, &str)]) -> String {
-    let settings = settings.iter().map(|(name, value)| format!("{name} = '{value}'\n"));
+    let settings = settings
+        .iter()
+        .map(|(name, value)| format!("{name} = '{value}'\n"));
     settings.fold(CONFIGURATION.to_owned(), |text, line| text + &line)
 }
 
 /// These programs, of which the server has a clock that is off by `offset`.
 #[track_caller]
 fn with_clock(programs: &Path, offset: &str) -> PathBuf {
-    let libraries = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let libraries = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+    ];
     let libraries = libraries.map(|folder| format!("{folder}/faketime/libfaketime.so.1"));
-    let library = libraries.iter().find(|path| Path::new(path).exists()).expect("install libfaketime");
+    let library = libraries
+        .iter()
+        .find(|path| Path::new(path).exists())
+        .expect("install libfaketime");
     let shifted = run_directory().join(format!("postgres-at{offset}"));
     std::fs::create_dir(&shifted).expect("a folder for programs");
     std::os::unix::fs::symlink(programs.join("initdb"), shifted.join("initdb")).expect("initdb");
-    let (server, program) = (shifted.join("postgres"), programs.join("postgres"));
-    // A program that is being written cannot be run, and a process that another thread starts meanwhile has the file open.
+    let server = shifted.join("postgres");
+    let program = programs.join("postgres");
+    // A program that is being written cannot be run, and a process that another thread starts
+    // meanwhile has the file open.
     let script = format!(
-        "printf '%s\\n' '#!/bin/sh' 'export LD_PRELOAD={library} FAKETIME={offset} FAKETIME_DONT_FAKE_MONOTONIC=1' \
+        "printf '%s\\n' '#!/bin/sh' 'export LD_PRELOAD={library} FAKETIME={offset} \
+         FAKETIME_DONT_FAKE_MONOTONIC=1' \
          'exec {} \"$@\"' >{server} && chmod 755 {server}",
         program.display(),
         server = server.display()
     );
-    assert!(Command::new("sh").args(["-c", &script]).status().expect("sh").success(), "no {}", server.display());
+    assert!(
+        Command::new("sh")
+            .args(["-c", &script])
+            .status()
+            .expect("sh")
+            .success(),
+        "no {}",
+        server.display()
+    );
     shifted
 }
 
 fn with_database(url: &str, database: &str) -> String {
-    let (before, query) = url.split_once('?').map_or((url, None), |(before, query)| (before, Some(query)));
+    let (before, query) = url
+        .split_once('?')
+        .map_or((url, None), |(before, query)| (before, Some(query)));
     let authority_at = before.find("://").map_or(0, |at| at + 3);
-    let end = before.get(authority_at..).and_then(|rest| rest.find('/')).map_or(before.len(), |at| authority_at + at);
+    let end = before
+        .get(authority_at..)
+        .and_then(|rest| rest.find('/'))
+        .map_or(before.len(), |at| authority_at + at);
     let server = before.get(..end).unwrap_or(before);
     let query = query.map(|query| format!("?{query}")).unwrap_or_default();
     format!("{server}/{database}{query}")
 }
 
 fn found(major: u32) -> Option<PathBuf> {
-    let candidates =
-        [PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")), directory().join(format!("postgres-{major}/bin"))];
-    candidates.into_iter().find(|programs| programs.join("postgres").exists())
+    let candidates = [
+        PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")),
+        directory().join(format!("postgres-{major}/bin")),
+    ];
+    candidates
+        .into_iter()
+        .find(|programs| programs.join("postgres").exists())
 }
 
 /// The programs of a major, in a directory that the user of the server can read.
 #[track_caller]
 fn programs(major: u32) -> PathBuf {
-    let Some(programs) = found(major) else { missing(&format!("Postgres {major}")) };
+    let Some(programs) = found(major) else {
+        missing(&format!("Postgres {major}"))
+    };
     if reachable(&programs) {
         return programs;
     }
@@ -350,7 +470,12 @@ fn programs(major: u32) -> PathBuf {
     let _one_at_a_time = COPYING.lock();
     if !copy.exists() {
         let from = programs.parent().unwrap_or(&programs);
-        let copied = Command::new("cp").arg("-r").arg(from).arg(&copy).status().expect("cp");
+        let copied = Command::new("cp")
+            .arg("-r")
+            .arg(from)
+            .arg(&copy)
+            .status()
+            .expect("cp");
         assert!(copied.success(), "could not copy {}", from.display());
     }
     copy.join("bin")
@@ -362,13 +487,20 @@ fn reachable(programs: &Path) -> bool {
     if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
         user.run(&mut version);
     }
-    version.arg("--version").current_dir("/").output().is_ok_and(|output| output.status.success())
+    version
+        .arg("--version")
+        .current_dir("/")
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 #[test]
 fn the_database_in_a_url_can_be_replaced() {
     for (url, expected) in [
-        ("postgres://u@h:1/postgres?sslmode=disable", "postgres://u@h:1/x?sslmode=disable"),
+        (
+            "postgres://u@h:1/postgres?sslmode=disable",
+            "postgres://u@h:1/x?sslmode=disable",
+        ),
         ("postgres://u:p@h:1/postgres", "postgres://u:p@h:1/x"),
         ("postgres://h", "postgres://h/x"),
         ("postgres://h?a=b", "postgres://h/x?a=b"),

@@ -39,22 +39,34 @@ impl Draft {
         self.add(path, |_| commented(comment));
     }
 
-    /// Adds a header, a member of the envelope or a property of librdkafka by name; `false` where there is one of that name.
+    /// Adds a header, a member of the envelope or a property of librdkafka by name; `false` where
+    /// there is one of that name.
     pub fn named(&mut self, table: &'static str, name: &str, value: &str) -> bool {
         let start = format!("{} = ", one_line(name));
-        if self.lines.iter().any(|line| line.table == table && line.text.starts_with(&start)) {
+        if self
+            .lines
+            .iter()
+            .any(|line| line.table == table && line.text.starts_with(&start))
+        {
             return false;
         }
-        self.lines.push(Line { table, text: format!("{start}{}", one_line(value)) });
+        self.lines.push(Line {
+            table,
+            text: format!("{start}{}", one_line(value)),
+        });
         true
     }
 
     fn add(&mut self, path: &'static str, text: impl FnOnce(&str) -> String) {
         let (table, key) = path.rsplit_once('.').unwrap_or(("", path));
-        self.lines.push(Line { table, text: text(key) });
+        self.lines.push(Line {
+            table,
+            text: text(key),
+        });
     }
 
-    /// Has an `[[outbox]]` for each of these tables in place of `[outbox]`, all with what was set for that.
+    /// Has an `[[outbox]]` for each of these tables in place of `[outbox]`, all with what was set
+    /// for that.
     pub fn outboxes(&mut self, tables: Vec<String>) {
         self.outboxes = tables;
     }
@@ -62,12 +74,16 @@ impl Draft {
     /// The file, with its sections in the order of `tables`.
     pub fn toml(&self, heading: &str, tables: &[&str]) -> String {
         let mut text = commented(heading) + "\n";
-        let is_of_each = |table: &str| !self.outboxes.is_empty() && table.split('.').next() == Some("outbox");
+        let is_of_each =
+            |table: &str| !self.outboxes.is_empty() && table.split('.').next() == Some("outbox");
         for table in tables.iter().filter(|table| !is_of_each(table)) {
             text.push_str(&self.section(table));
         }
         for outbox in &self.outboxes {
-            let own = tables.iter().filter(|table| is_of_each(table)).map(|table| self.section(table));
+            let own = tables
+                .iter()
+                .filter(|table| is_of_each(table))
+                .map(|table| self.section(table));
             let own = own.collect::<String>();
             text.push_str(&format!("\n[[outbox]]\ntable = {}\n", one_line(outbox)));
             text.push_str(own.strip_prefix("\n[outbox]\n").unwrap_or(&own));
@@ -76,17 +92,28 @@ impl Draft {
     }
 
     fn section(&self, table: &str) -> String {
-        let lines: Vec<&str> =
-            self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
-        if lines.is_empty() { String::new() } else { format!("\n[{table}]\n{}\n", lines.join("\n")) }
+        let lines: Vec<&str> = self
+            .lines
+            .iter()
+            .filter(|line| line.table == table)
+            .map(|line| line.text.as_str())
+            .collect();
+        if lines.is_empty() {
+            String::new()
+        } else {
+            format!("\n[{table}]\n{}\n", lines.join("\n"))
+        }
     }
 }
 
-/// The lines of a comment. Control characters become spaces, because they could end a line or hide a part of it.
+/// The lines of a comment. Control characters become spaces, because they could end a line or hide
+/// a part of it.
 fn commented(comment: &str) -> String {
-    let (mut lines, mut width) = (String::new(), 0);
+    let mut lines = String::new();
+    let mut width = 0;
     for word in comment.replace(char::is_control, " ").split(' ') {
-        let (is_first, word_width) = (lines.is_empty(), word.chars().count());
+        let is_first = lines.is_empty();
+        let word_width = word.chars().count();
         width += 1 + word_width;
         if is_first || width > COMMENT_CHARS_MAX {
             lines.push_str(if is_first { "#" } else { "\n#" });
@@ -98,7 +125,10 @@ fn commented(comment: &str) -> String {
     lines
 }
 
-/// A basic string of TOML on one line: <https://toml.io/en/v1.0.0#string>. It is a string of JSON without DEL.
+/// A basic string of TOML on one line: <https://toml.io/en/v1.0.0#string>. It is a string of JSON
+/// without DEL.
 pub fn one_line(text: &str) -> String {
-    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")
+    serde_json::Value::from(text)
+        .to_string()
+        .replace('\u{7f}', "\\u007F")
 }

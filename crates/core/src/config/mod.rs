@@ -1,4 +1,5 @@
-//! The configuration that the core reads, in types that hold only valid values. The program loads it.
+//! The configuration that the core reads, in types that hold only valid values. The program loads
+//! it.
 //!
 //! | module | contents |
 //! |---|---|
@@ -15,7 +16,11 @@ pub mod outbox;
 pub mod text;
 pub mod unit;
 
-pub use delivery::{DeliveryConfig, Guarantee, OnError, ReadTails, RetryConfig, TransactionConfig, max_attempts};
+pub use delivery::{
+    DeliveryConfig, Guarantee, OnError, ReadTails, RetryConfig, TransactionConfig, max_attempts,
+};
 pub use name::{SlotName, TableName};
-pub use outbox::{CopiedRows, EventSource, MESSAGE_LSN, NullHeaders, OutboxConfig, RowKey, Upkeep, ValueConfig};
+pub use outbox::{
+    CopiedRows, EventSource, MESSAGE_LSN, NullHeaders, OutboxConfig, RowKey, Upkeep, ValueConfig,
+};
 pub(crate) use outbox::{MESSAGE_CONTENT, MESSAGE_PREFIX};

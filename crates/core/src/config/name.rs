@@ -17,7 +17,9 @@ pub fn is_identifier(name: &str) -> bool {
 }
 
 pub(crate) fn is_topic(name: &str) -> bool {
-    (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !matches!(name, "." | "..")
+    (1..=TOPIC_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(is_plain)
+        && !matches!(name, "." | "..")
 }
 
 /// Whether a name may have this byte without quotes.
@@ -46,10 +48,12 @@ impl SlotName {
 
     /// How an operator gives up what commits at `lsn`, so that the slot goes on behind it.
     ///
-    /// The slot decodes what commits at or behind its position, so that has to be past the start of the commit record.
+    /// The slot decodes what commits at or behind its position, so that has to be past the start of
+    /// the commit record.
     pub fn give_up(&self, lsn: Lsn) -> String {
         format!(
-            "stop the relay, select pg_replication_slot_advance('{self}', '{lsn}'::pg_lsn + 1), and start once with \
+            "stop the relay, select pg_replication_slot_advance('{self}', '{lsn}'::pg_lsn + 1), \
+             and start once with \
              --adopt-slot"
         )
     }
@@ -59,12 +63,21 @@ impl FromStr for SlotName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |why| NameError { what: "slot name", text: text.to_owned(), why };
+        let error = |why| NameError {
+            what: "slot name",
+            text: text.to_owned(),
+            why,
+        };
         if text.is_empty() || text.len() > IDENTIFIER_BYTES_MAX {
             return Err(error("it must have 1 to 63 characters"));
         }
-        if !text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
-            return Err(error("only lower-case letters, digits and underscores are allowed"));
+        if !text
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'))
+        {
+            return Err(error(
+                "only lower-case letters, digits and underscores are allowed",
+            ));
         }
         Ok(SlotName(text.to_owned()))
     }
@@ -82,7 +95,8 @@ impl fmt::Debug for SlotName {
     }
 }
 
-/// A table with its schema, as SQL reads it: `outbox` is `public.outbox`, `"Sales"."Out box"` keeps its case.
+/// A table with its schema, as SQL reads it: `outbox` is `public.outbox`, `"Sales"."Out box"` keeps
+/// its case.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TableName {
     schema: String,
@@ -92,12 +106,18 @@ pub struct TableName {
 impl TableName {
     /// `public.outbox`, the table of Debezium's Outbox Event Router.
     pub fn debezium() -> Self {
-        TableName { schema: "public".to_owned(), table: "outbox".to_owned() }
+        TableName {
+            schema: "public".to_owned(),
+            table: "outbox".to_owned(),
+        }
     }
 
     /// Of names as the catalogs have them.
     pub fn of(schema: &str, table: &str) -> Self {
-        TableName { schema: schema.to_owned(), table: table.to_owned() }
+        TableName {
+            schema: schema.to_owned(),
+            table: table.to_owned(),
+        }
     }
 
     /// Unquoted.
@@ -115,7 +135,11 @@ impl FromStr for TableName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |why| NameError { what: "table name", text: text.to_owned(), why };
+        let error = |why| NameError {
+            what: "table name",
+            text: text.to_owned(),
+            why,
+        };
         let (first, behind) = identifier(text).map_err(error)?;
         let (schema, (table, behind)) = match behind.strip_prefix('.') {
             Some(table) => (first, identifier(table).map_err(error)?),
@@ -124,7 +148,9 @@ impl FromStr for TableName {
         match behind.chars().next() {
             None => Ok(TableName { schema, table }),
             Some('.') => Err(error("it must be TABLE or SCHEMA.TABLE")),
-            Some(_) => Err(error("there is something behind the name; quote names with \"…\"")),
+            Some(_) => Err(error(
+                "there is something behind the name; quote names with \"…\"",
+            )),
         }
     }
 }
@@ -135,9 +161,12 @@ impl fmt::Display for TableName {
     }
 }
 
-/// The identifier at the beginning of `text`, read as SQL does: an unquoted one folds to lower case.
+/// The identifier at the beginning of `text`, read as SQL does: an unquoted one folds to lower
+/// case.
 fn identifier(text: &str) -> Result<(String, &str), &'static str> {
-    let escaped = text.strip_prefix("U&\"").or_else(|| text.strip_prefix("u&\""));
+    let escaped = text
+        .strip_prefix("U&\"")
+        .or_else(|| text.strip_prefix("u&\""));
     let (name, rest) = match (text.strip_prefix('"'), escaped) {
         (Some(quoted), _) => quoted_identifier(quoted)?,
         (None, Some(escaped)) => {
@@ -145,7 +174,9 @@ fn identifier(text: &str) -> Result<(String, &str), &'static str> {
             (unescaped(&name)?, rest)
         }
         (None, None) => {
-            let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(text.len());
+            let end = text
+                .find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))
+                .unwrap_or(text.len());
             let (name, rest) = text.split_at(end);
             (name.to_lowercase(), rest)
         }
@@ -177,11 +208,18 @@ fn quoted_identifier(quoted: &str) -> Result<(String, &str), &'static str> {
 /// The name as SQL writes it, quoted where necessary.
 pub fn quoted(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
-        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
-    if plain { name.to_owned() } else { in_quotes(name) }
+        && name
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+    if plain {
+        name.to_owned()
+    } else {
+        in_quotes(name)
+    }
 }
 
-/// The name in quotes. Characters that are not shown are Unicode escapes of SQL, as in `U&"a\001b"`.
+/// The name in quotes. Characters that are not shown are Unicode escapes of SQL, as in
+/// `U&"a\001b"`.
 pub fn in_quotes(name: &str) -> String {
     let quoted = name.replace('"', "\"\"");
     if !name.contains(is_harmful) {
@@ -205,18 +243,24 @@ fn unescaped(name: &str) -> Result<String, &'static str> {
             out.push_str(parts.next().unwrap_or_default());
             continue;
         }
-        let code = part.get(..4).and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        out.push(code.and_then(char::from_u32).ok_or("an escape of U&\"…\" is a backslash and four digits")?);
+        let code = part
+            .get(..4)
+            .and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        out.push(
+            code.and_then(char::from_u32)
+                .ok_or("an escape of U&\"…\" is a backslash and four digits")?,
+        );
         out.push_str(part.get(4..).unwrap_or_default());
     }
     Ok(out)
 }
 
-/// The SQL that has a publication, quoted where necessary, publish all of a table. Its other tables stay: `set table` would remove
-/// them.
+/// The SQL that has a publication, quoted where necessary, publish all of a table. Its other tables
+/// stay: `set table` would remove them.
 pub fn publish_whole(publication: &str, table: impl fmt::Display) -> String {
     format!(
-        "begin; alter publication {publication} drop table {table}; alter publication {publication} add table {table}; commit"
+        "begin; alter publication {publication} drop table {table}; alter publication \
+         {publication} add table {table}; commit"
     )
 }
 
@@ -229,7 +273,8 @@ pub enum Piece {
     Sign(char),
 }
 
-/// Whether every bracket, constant and quoted name in `sql` is closed. Otherwise the text could end brackets around it.
+/// Whether every bracket, constant and quoted name in `sql` is closed. Otherwise the text could end
+/// brackets around it.
 pub fn is_closed(sql: &str) -> bool {
     let (pieces, has_ended) = pieces(sql);
     let mut open = Vec::new();
@@ -242,20 +287,26 @@ pub fn is_closed(sql: &str) -> bool {
         ']' => open.pop() == Some('['),
         _ => true,
     };
-    let all = pieces.iter().all(|piece| !matches!(piece, Piece::Sign(sign) if !closes(*sign)));
+    let all = pieces
+        .iter()
+        .all(|piece| !matches!(piece, Piece::Sign(sign) if !closes(*sign)));
     all && has_ended && open.is_empty()
 }
 
-/// Whether `sql` is only a number, also in parentheses: `ORDER BY` takes a number for the position of a column.
+/// Whether `sql` is only a number, also in parentheses: `ORDER BY` takes a number for the position
+/// of a column.
 pub fn is_number(sql: &str) -> bool {
     let bare = sql.trim_matches(|sign: char| sign.is_whitespace() || matches!(sign, '(' | ')'));
     bare.starts_with(|first: char| first.is_ascii_digit())
-        && bare.chars().all(|next| next.is_ascii_alphanumeric() || matches!(next, '_' | '.'))
+        && bare
+            .chars()
+            .all(|next| next.is_ascii_alphanumeric() || matches!(next, '_' | '.'))
 }
 
 /// The tokens of `sql`, and whether its last constant or name is closed.
 pub fn pieces(sql: &str) -> (Vec<Piece>, bool) {
-    let (mut pieces, mut rest) = (Vec::new(), sql);
+    let mut pieces = Vec::new();
+    let mut rest = sql;
     while let Some(first) = rest.chars().next() {
         let behind = rest.get(first.len_utf8()..).unwrap_or_default();
         let left = match (first, behind.strip_prefix('\'')) {
@@ -267,8 +318,12 @@ pub fn pieces(sql: &str) -> (Vec<Piece>, bool) {
             }),
             ('$', _) if dollar_tag(behind).is_some() => behind_dollars(behind),
             (first, _) if first.is_alphabetic() || first == '_' => {
-                let end = rest.find(|next| !(is_in_name(next) || next == '$')).unwrap_or(rest.len());
-                pieces.push(Piece::Name(rest.get(..end).unwrap_or_default().to_lowercase()));
+                let end = rest
+                    .find(|next| !(is_in_name(next) || next == '$'))
+                    .unwrap_or(rest.len());
+                pieces.push(Piece::Name(
+                    rest.get(..end).unwrap_or_default().to_lowercase(),
+                ));
                 rest.get(end..)
             }
             (first, _) => {
@@ -276,7 +331,9 @@ pub fn pieces(sql: &str) -> (Vec<Piece>, bool) {
                 Some(behind)
             }
         };
-        let Some(left) = left else { return (pieces, false) };
+        let Some(left) = left else {
+            return (pieces, false);
+        };
         rest = left;
     }
     (pieces, true)
@@ -301,15 +358,20 @@ fn behind_constant(text: &str, has_escapes: bool) -> Option<&str> {
     }
 }
 
-/// The tag of a dollar-quoted constant, such as `a$` of `$a$…$a$`; none where the dollar is that of a parameter.
+/// The tag of a dollar-quoted constant, such as `a$` of `$a$…$a$`; none where the dollar is that of
+/// a parameter.
 fn dollar_tag(text: &str) -> Option<&str> {
-    let end = text.find(|next| !is_in_name(next)).filter(|_| !text.starts_with(char::is_numeric))?;
+    let end = text
+        .find(|next| !is_in_name(next))
+        .filter(|_| !text.starts_with(char::is_numeric))?;
     text.get(..=end).filter(|tag| tag.ends_with('$'))
 }
 
 fn behind_dollars(text: &str) -> Option<&str> {
     let tag = dollar_tag(text)?;
-    text.strip_prefix(tag)?.split_once(&format!("${tag}")).map(|(_, behind)| behind)
+    text.strip_prefix(tag)?
+        .split_once(&format!("${tag}"))
+        .map(|(_, behind)| behind)
 }
 
 #[cfg(test)]
@@ -319,8 +381,20 @@ mod tests {
     #[test]
     fn a_slot_name_that_postgres_does_not_allow_is_refused() {
         assert_eq!("orders_1".parse::<SlotName>().unwrap().as_str(), "orders_1");
-        for bad in ["", "Orders", "a-b", "a b", "a'b", "a\"b", "ä", &"x".repeat(64)] {
-            assert!(bad.parse::<SlotName>().is_err(), "{bad:?} was taken for a slot name");
+        for bad in [
+            "",
+            "Orders",
+            "a-b",
+            "a b",
+            "a'b",
+            "a\"b",
+            "ä",
+            &"x".repeat(64),
+        ] {
+            assert!(
+                bad.parse::<SlotName>().is_err(),
+                "{bad:?} was taken for a slot name"
+            );
         }
     }
 
@@ -332,17 +406,28 @@ mod tests {
         };
         assert_eq!(read("outbox"), ("public".into(), "outbox".into()));
         assert_eq!(read("Sales.OutBox"), ("sales".into(), "outbox".into()));
-        assert_eq!(read(r#""Sales"."Out ""box"".x""#), ("Sales".into(), r#"Out "box".x"#.into()));
-        for bad in ["", ".", "a.", ".a", "a.b.c", "a b", "\"a", "a\"b\"", "a;b", "\"\"", "\"a\0\""] {
-            assert!(bad.parse::<TableName>().is_err(), "{bad:?} was taken for a table name");
+        assert_eq!(
+            read(r#""Sales"."Out ""box"".x""#),
+            ("Sales".into(), r#"Out "box".x"#.into())
+        );
+        for bad in [
+            "", ".", "a.", ".a", "a.b.c", "a b", "\"a", "a\"b\"", "a;b", "\"\"", "\"a\0\"",
+        ] {
+            assert!(
+                bad.parse::<TableName>().is_err(),
+                "{bad:?} was taken for a table name"
+            );
         }
     }
 
     #[test]
     fn a_displayed_table_name_parses_to_the_same_name() {
-        for text in
-            ["public.outbox", r#""Sales"."Out ""box""""#, r#"public."1st""#, r#"public.U&"a\001b\\ ""\202e\000a""#]
-        {
+        for text in [
+            "public.outbox",
+            r#""Sales"."Out ""box""""#,
+            r#"public."1st""#,
+            r#"public.U&"a\001b\\ ""\202e\000a""#,
+        ] {
             let name: TableName = text.parse().unwrap();
             assert_eq!(name.to_string(), text);
             assert_eq!(name.to_string().parse::<TableName>().unwrap(), name);

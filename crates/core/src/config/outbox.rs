@@ -1,4 +1,5 @@
-//! One outbox: `[outbox]`, `[route]` and `[format]` of the configuration file, and the [`OutboxConfig`] that follows from them.
+//! One outbox: `[outbox]`, `[route]` and `[format]` of the configuration file, and the
+//! [`OutboxConfig`] that follows from them.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use super::text;
 use super::unit::Lasting;
 use crate::template::Template;
 
-/// The column of every message with its LSN, such as `16/B374D848`. No two messages have the same one.
+/// The column of every message with its LSN, such as `16/B374D848`. No two messages have the same
+/// one.
 pub const MESSAGE_LSN: &str = "message_lsn";
 pub(crate) const MESSAGE_PREFIX: &str = "message_prefix";
 /// The column of every message with its content, in any format.
@@ -54,8 +56,8 @@ impl fmt::Display for EventSource {
     }
 }
 
-/// One source of events with columns, upkeep and route. The default columns are those of Debezium's Outbox Event
-/// Router.
+/// One source of events with columns, upkeep and route. The default columns are those of Debezium's
+/// Outbox Event Router.
 #[derive(Debug, Clone)]
 pub struct OutboxConfig {
     /// The table, or the messages.
@@ -70,18 +72,22 @@ pub struct OutboxConfig {
     pub event_type: String,
     /// Column with the record's value.
     pub payload: String,
-    /// Column with the greatest number of attempts for the event; without a value the general number applies.
+    /// Column with the greatest number of attempts for the event; without a value the general
+    /// number applies.
     pub max_attempts: Option<String>,
-    /// Column with the event's trace context; without one, the record's header `traceparent` has it.
+    /// Column with the event's trace context; without one, the record's header `traceparent` has
+    /// it.
     pub traceparent: Option<String>,
     /// Columns for log lines about an event.
     pub log_columns: Vec<String>,
-    /// All needed columns. A column's index is its *place*; the id has place 0. Columns for the row key alone come
-    /// last.
+    /// All needed columns. A column's index is its *place*; the id has place 0. Columns for the row
+    /// key alone come last.
     pub columns: Vec<String>,
-    /// The columns that identify one row of the table; none if there are none, or the table was not read.
+    /// The columns that identify one row of the table; none if there are none, or the table was not
+    /// read.
     pub row_key: Option<RowKey>,
-    /// The `xid8` column of the table that defaults to `pg_current_xact_id()`; none if the table was not read.
+    /// The `xid8` column of the table that defaults to `pg_current_xact_id()`; none if the table
+    /// was not read.
     pub xid_column: Option<String>,
     /// How to read and to maintain the table.
     pub upkeep: Upkeep,
@@ -89,10 +95,11 @@ pub struct OutboxConfig {
     pub route: RouteConfig,
 }
 
-/// The columns that identify one row of a table and its event: the event's id, the columns of a unique index, and the
-/// column with the transaction that wrote the row, if there is one.
+/// The columns that identify one row of a table and its event: the event's id, the columns of a
+/// unique index, and the column with the transaction that wrote the row, if there is one.
 ///
-/// Id and transaction are included even if the index would be enough: a row whose key was used again is another one.
+/// Id and transaction are included even if the index would be enough: a row whose key was used
+/// again is another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowKey {
     /// The places of the id and of the index' columns, the id's first.
@@ -126,7 +133,8 @@ fn shown<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<S::Ok, S::Er
     to.collect_str(value)
 }
 
-/// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables work unchanged.
+/// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables
+/// work unchanged.
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 struct Columns {
@@ -149,15 +157,16 @@ struct Columns {
     traceparent: Option<String>,
 }
 
-/// How to read and to maintain an outbox table. SQL is the operator's own, and used unchanged in statements.
+/// How to read and to maintain an outbox table. SQL is the operator's own, and used unchanged in
+/// statements.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Upkeep {
     /// SQL condition for unpublished rows. None: the table has no column for it.
     #[serde(deserialize_with = "text::optional")]
     pub pending: Option<String>,
-    /// One SQL expression, as in `ORDER BY`, for the order of an aggregate's events. Follows: an identity or serial column,
-    /// or an integer id.
+    /// One SQL expression, as in `ORDER BY`, for the order of an aggregate's events. Follows: an
+    /// identity or serial column, or an integer id.
     #[serde(deserialize_with = "text::optional")]
     pub order_by: Option<String>,
     /// Column with the time of the event. Follows: `created_at` and similar names.
@@ -165,21 +174,24 @@ pub struct Upkeep {
     pub time: Option<String>,
     /// What happens to rows with the `xid` of another transaction. Published: no row is lost.
     pub copied_rows: CopiedRows,
-    /// SQL assignments, as in `UPDATE … SET`, for the row of an acked event. None: walrelay writes only to tables of its own.
+    /// SQL assignments, as in `UPDATE … SET`, for the row of an acked event. None: walrelay writes
+    /// only to tables of its own.
     #[serde(deserialize_with = "text::optional")]
     pub mark: Option<String>,
-    /// SQL assignments for the row of an event that was given up, with values for `:error`, `:class` and `:attempts`. None:
-    /// required where rows show that they are pending.
+    /// SQL assignments for the row of an event that was given up, with values for `:error`,
+    /// `:class` and `:attempts`. None: required where rows show that they are pending.
     #[serde(deserialize_with = "text::optional")]
     pub mark_failed: Option<String>,
-    /// SQL assignments for the row of a parked event after an attempt. `:next_attempt_at` is also replaced by a value. None:
-    /// the row stays pending.
+    /// SQL assignments for the row of a parked event after an attempt. `:next_attempt_at` is also
+    /// replaced by a value. None: the row stays pending.
     #[serde(deserialize_with = "text::optional")]
     pub mark_waiting: Option<String>,
-    /// SQL condition for rows of events that were given up. They are counted. None: such rows are not counted.
+    /// SQL condition for rows of events that were given up. They are counted. None: such rows are
+    /// not counted.
     #[serde(deserialize_with = "text::optional")]
     pub failed: Option<String>,
-    /// Whether to delete the row of an acked event. Never: the table is the source of every recovery.
+    /// Whether to delete the row of an acked event. Never: the table is the source of every
+    /// recovery.
     #[serde(with = "Delete")]
     pub delete: bool,
     /// How long published rows are kept. For ever: walrelay deletes nothing by default.
@@ -190,7 +202,8 @@ pub struct Upkeep {
     pub notify: Option<String>,
 }
 
-/// What happens to a row whose transaction column has another transaction than the one that wrote the row.
+/// What happens to a row whose transaction column has another transaction than the one that wrote
+/// the row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CopiedRows {
@@ -213,7 +226,14 @@ enum Delete {
 
 impl Delete {
     fn serialize<S: Serializer>(delete: &bool, to: S) -> Result<S::Ok, S::Error> {
-        Serialize::serialize(if *delete { &Delete::Acked } else { &Delete::Never }, to)
+        Serialize::serialize(
+            if *delete {
+                &Delete::Acked
+            } else {
+                &Delete::Never
+            },
+            to,
+        )
     }
 
     fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
@@ -224,8 +244,16 @@ impl Delete {
 /// Empty text is no retention, so that an `[[outbox]]` can unset a value that the others have.
 fn retention<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
-    let retention = || Lasting::<1_000, { 3660 * 24 * 3600 * 1000 }>::deserialize(text.as_str().into_deserializer());
-    if text.is_empty() { Ok(None) } else { retention().map(Some) }
+    let retention = || {
+        Lasting::<1_000, { 3660 * 24 * 3600 * 1000 }>::deserialize(
+            text.as_str().into_deserializer(),
+        )
+    };
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        retention().map(Some)
+    }
 }
 
 impl Upkeep {
@@ -251,9 +279,21 @@ impl Upkeep {
 }
 
 impl OutboxConfig {
-    /// What follows from the settings of an outbox. `is_set` tells whether the key of a path is set.
-    pub fn new(outbox: Outbox, mut route: RouteConfig, format: Format, is_set: impl Fn(&str) -> bool) -> OutboxConfig {
-        let Outbox { table, message_prefix, upkeep, log_columns, columns } = outbox;
+    /// What follows from the settings of an outbox. `is_set` tells whether the key of a path is
+    /// set.
+    pub fn new(
+        outbox: Outbox,
+        mut route: RouteConfig,
+        format: Format,
+        is_set: impl Fn(&str) -> bool,
+    ) -> OutboxConfig {
+        let Outbox {
+            table,
+            message_prefix,
+            upkeep,
+            log_columns,
+            columns,
+        } = outbox;
         let source = message_prefix.map_or(EventSource::Table(table), EventSource::Messages);
         if !is_set("route.topic") {
             route.topic = Template::prefixed(&route.topic_prefix, &columns.aggregatetype);
@@ -261,7 +301,11 @@ impl OutboxConfig {
         if !is_set("route.key") {
             route.key = Some(Template::column(&columns.aggregateid));
         }
-        let Format { value, tombstone, envelope: members } = format;
+        let Format {
+            value,
+            tombstone,
+            envelope: members,
+        } = format;
         route.value = if !members.is_empty() {
             let tombstone = (tombstone == Tombstone::NullPayload).then(|| columns.payload.clone());
             ValueConfig::Envelope { members, tombstone }
@@ -274,7 +318,11 @@ impl OutboxConfig {
         let has_lsn = source.table().is_none() && !is_set("outbox.columns.id");
         let mut outbox = OutboxConfig {
             source,
-            id: if has_lsn { MESSAGE_LSN.to_owned() } else { columns.id },
+            id: if has_lsn {
+                MESSAGE_LSN.to_owned()
+            } else {
+                columns.id
+            },
             aggregate_type: columns.aggregatetype,
             aggregate_id: columns.aggregateid,
             event_type: columns.r#type,
@@ -299,8 +347,16 @@ impl OutboxConfig {
 
     /// Whether its columns have the names that `setup --create-table` gives them.
     pub fn has_usual_columns(&self) -> bool {
-        let columns =
-            |of: &Self| [&of.id, &of.aggregate_type, &of.aggregate_id, &of.event_type, &of.payload].map(Clone::clone);
+        let columns = |of: &Self| {
+            [
+                &of.id,
+                &of.aggregate_type,
+                &of.aggregate_id,
+                &of.event_type,
+                &of.payload,
+            ]
+            .map(Clone::clone)
+        };
         columns(self) == columns(&Self::default())
     }
 
@@ -311,10 +367,12 @@ impl OutboxConfig {
         }
     }
 
-    /// Sets the row key: the id, these columns of a unique index, and the column with the transaction, if there is one.
+    /// Sets the row key: the id, these columns of a unique index, and the column with the
+    /// transaction, if there is one.
     pub fn name_rows_by(&mut self, index: &[String], transaction: Option<&str>) {
         self.columns.truncate(self.routed_columns().len());
-        let (routed, mut places) = (self.columns.len(), vec![0]);
+        let routed = self.columns.len();
+        let mut places = vec![0];
         for column in index {
             self.need(column);
             places.extend(self.index_of(column).filter(|place| *place > 0));
@@ -323,23 +381,32 @@ impl OutboxConfig {
             self.need(column);
             self.index_of(column)
         });
-        self.row_key = Some(RowKey { places, transaction, added: self.columns.len() - routed });
+        self.row_key = Some(RowKey {
+            places,
+            transaction,
+            added: self.columns.len() - routed,
+        });
     }
 
     /// The columns that the id and the route need.
     pub fn routed_columns(&self) -> &[String] {
         let added = self.row_key.as_ref().map_or(0, |key| key.added);
-        self.columns.get(..self.columns.len().saturating_sub(added)).unwrap_or_default()
+        self.columns
+            .get(..self.columns.len().saturating_sub(added))
+            .unwrap_or_default()
     }
 
-    /// The columns that identify a row, the id first and its transaction last; the id alone without a row key.
+    /// The columns that identify a row, the id first and its transaction last; the id alone without
+    /// a row key.
     pub fn key_columns(&self) -> impl Iterator<Item = &String> {
         self.index_columns().chain(self.transaction_column())
     }
 
     /// The same without the transaction.
     pub fn index_columns(&self) -> impl Iterator<Item = &String> {
-        self.key_places().iter().filter_map(|place| self.columns.get(*place))
+        self.key_places()
+            .iter()
+            .filter_map(|place| self.columns.get(*place))
     }
 
     /// The places of the columns of the row key.
@@ -357,13 +424,29 @@ impl OutboxConfig {
         self.row_key = None;
         self.columns = vec![self.id.clone()];
         let route = &self.route;
-        let templates = [Some(&route.topic), route.key.as_ref(), route.headers_from.as_ref()].into_iter().flatten();
+        let templates = [
+            Some(&route.topic),
+            route.key.as_ref(),
+            route.headers_from.as_ref(),
+        ]
+        .into_iter()
+        .flatten();
         let headers = route.headers.iter().map(|(_, template)| template);
-        let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
-        let columns = columns.chain(route.partition.clone()).chain(route.timestamp.clone());
-        let columns = columns.chain(self.max_attempts.clone()).chain(self.traceparent.clone());
+        let columns = templates
+            .chain(headers)
+            .flat_map(Template::columns)
+            .map(str::to_owned);
+        let columns = columns
+            .chain(route.partition.clone())
+            .chain(route.timestamp.clone());
+        let columns = columns
+            .chain(self.max_attempts.clone())
+            .chain(self.traceparent.clone());
         let columns = columns.chain(self.log_columns.clone());
-        for column in columns.chain(route.value.columns().into_iter().map(str::to_owned)).collect::<Vec<_>>() {
+        for column in columns
+            .chain(route.value.columns().into_iter().map(str::to_owned))
+            .collect::<Vec<_>>()
+        {
             self.need(&column);
         }
     }
@@ -373,36 +456,47 @@ impl OutboxConfig {
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct RouteConfig {
-    /// Text before the aggregate type in the topic. That of the Outbox Event Router: consumers need not change.
+    /// Text before the aggregate type in the topic. That of the Outbox Event Router: consumers need
+    /// not change.
     #[default("outbox.event.")]
     pub topic_prefix: String,
     /// The topic. Follows from the prefix and the column of the aggregate type.
     #[default(Template::prefixed("outbox.event.", "aggregatetype"))]
     #[serde(deserialize_with = "text::parsed", serialize_with = "text::no_default")]
     pub topic: Template,
-    /// The key. Follows from the column of the aggregate id: events of one aggregate keep their order. `None`: records have
-    /// no key, and events no order.
+    /// The key. Follows from the column of the aggregate id: events of one aggregate keep their
+    /// order. `None`: records have no key, and events no order.
     #[default(Some(Template::column("aggregateid")))]
-    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
     pub key: Option<Template>,
-    /// Header with the event's id. That of the Outbox Event Router: consumers that drop duplicates need not change.
+    /// Header with the event's id. That of the Outbox Event Router: consumers that drop duplicates
+    /// need not change.
     #[default(Some("id".to_owned()))]
     #[serde(deserialize_with = "text::optional")]
     pub id_header: Option<String>,
-    /// Header with the event's place in the WAL. On: it costs sixty bytes, and names the origin of a record.
+    /// Header with the event's place in the WAL. On: it costs sixty bytes, and names the origin of
+    /// a record.
     #[default(Some(text::POSITION_HEADER.to_owned()))]
     #[serde(deserialize_with = "text::optional")]
     pub position_header: Option<String>,
-    /// A JSON object whose members become headers after `headers`, unless a header of that name exists. None: headers are
-    /// configured by name.
-    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    /// A JSON object whose members become headers after `headers`, unless a header of that name
+    /// exists. None: headers are configured by name.
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
     pub headers_from: Option<Template>,
-    /// The handling of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
+    /// The handling of a header whose value is NULL. Kept without a value, as the Outbox Event
+    /// Router does.
     pub(crate) null_headers: NullHeaders,
     /// Column with the partition; NULL selects it by the key. None: the key selects it.
     #[serde(deserialize_with = "text::optional")]
     pub partition: Option<String>,
-    /// Column with the record's timestamp; NULL selects the time of production. None: that time, which consumers expect.
+    /// Column with the record's timestamp; NULL selects the time of production. None: that time,
+    /// which consumers expect.
     #[serde(deserialize_with = "text::optional")]
     pub timestamp: Option<String>,
     /// Further headers, in this order. No name holds NUL.
@@ -433,7 +527,11 @@ pub struct TopicRule {
 
 impl TopicRule {
     /// That of `org.apache.kafka.common.internals.Topic`.
-    pub const DEFAULT: TopicRule = TopicRule { bytes_max: 249, punctuation: "._-", refused: &[".", ".."] };
+    pub const DEFAULT: TopicRule = TopicRule {
+        bytes_max: 249,
+        punctuation: "._-",
+        refused: &[".", ".."],
+    };
 }
 
 impl Default for TopicRule {
@@ -461,7 +559,8 @@ pub struct Format {
     #[default(Template::column("payload"))]
     #[serde(deserialize_with = "text::parsed", serialize_with = "text::no_default")]
     value: Template,
-    /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers more than its payload.
+    /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers
+    /// more than its payload.
     tombstone: Tombstone,
     /// The members of a JSON object that is the value, in order; `format.envelope`.
     #[serde(deserialize_with = "text::templates", skip_serializing)]
@@ -506,6 +605,11 @@ impl ValueConfig {
 impl Default for OutboxConfig {
     /// The table and columns of Debezium's Outbox Event Router, so that its tables work unchanged.
     fn default() -> Self {
-        OutboxConfig::new(Outbox::default(), RouteConfig::default(), Format::default(), |_| false)
+        OutboxConfig::new(
+            Outbox::default(),
+            RouteConfig::default(),
+            Format::default(),
+            |_| false,
+        )
     }
 }

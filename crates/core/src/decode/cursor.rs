@@ -2,7 +2,8 @@
 
 use crate::position::Lsn;
 
-/// The bytes are not the message they claim to be. The error has numbers and our own words, never text of the bytes.
+/// The bytes are not the message they claim to be. The error has numbers and our own words, never
+/// text of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} at byte {offset} {problem}")]
 pub struct DecodeError {
@@ -33,7 +34,8 @@ pub enum Problem {
     NotUtf8,
 }
 
-/// Reads big-endian numbers and texts off the front of `bytes`. Every read is checked; none copies or allocates.
+/// Reads big-endian numbers and texts off the front of `bytes`. Every read is checked; none copies
+/// or allocates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cursor<'a> {
     rest: &'a [u8],
@@ -42,7 +44,10 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Cursor { rest: bytes, offset: 0 }
+        Cursor {
+            rest: bytes,
+            offset: 0,
+        }
     }
 
     pub(super) fn rest(&self) -> &'a [u8] {
@@ -51,13 +56,28 @@ impl<'a> Cursor<'a> {
 
     /// An error about what was `behind` bytes before here.
     pub(super) fn error(&self, behind: usize, what: &'static str, problem: Problem) -> DecodeError {
-        DecodeError { offset: self.offset.saturating_sub(behind), what, problem }
+        DecodeError {
+            offset: self.offset.saturating_sub(behind),
+            what,
+            problem,
+        }
     }
 
     #[inline]
-    pub(super) fn take(&mut self, wanted: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+    pub(super) fn take(
+        &mut self,
+        wanted: usize,
+        what: &'static str,
+    ) -> Result<&'a [u8], DecodeError> {
         let Some((taken, rest)) = self.rest.split_at_checked(wanted) else {
-            return Err(self.error(0, what, Problem::Short { wanted, left: self.rest.len() }));
+            return Err(self.error(
+                0,
+                what,
+                Problem::Short {
+                    wanted,
+                    left: self.rest.len(),
+                },
+            ));
         };
         self.rest = rest;
         self.offset += wanted;
@@ -67,7 +87,14 @@ impl<'a> Cursor<'a> {
     #[inline]
     fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
         let Some((taken, rest)) = self.rest.split_first_chunk::<N>() else {
-            return Err(self.error(0, what, Problem::Short { wanted: N, left: self.rest.len() }));
+            return Err(self.error(
+                0,
+                what,
+                Problem::Short {
+                    wanted: N,
+                    left: self.rest.len(),
+                },
+            ));
         };
         self.rest = rest;
         self.offset += N;
@@ -91,21 +118,39 @@ impl<'a> Cursor<'a> {
 
     #[inline]
     pub(super) fn lsn(&mut self, what: &'static str) -> Result<Lsn, DecodeError> {
-        self.array(what).map(|bytes| Lsn::new(u64::from_be_bytes(bytes)))
+        self.array(what)
+            .map(|bytes| Lsn::new(u64::from_be_bytes(bytes)))
     }
 
     /// A signed 16-bit number that must not be negative.
     #[inline]
     pub(super) fn count16(&mut self, what: &'static str) -> Result<u16, DecodeError> {
         let found = self.array(what).map(i16::from_be_bytes)?;
-        u16::try_from(found).map_err(|_| self.error(2, what, Problem::OutOfRange { found: found.into() }))
+        u16::try_from(found).map_err(|_| {
+            self.error(
+                2,
+                what,
+                Problem::OutOfRange {
+                    found: found.into(),
+                },
+            )
+        })
     }
 
-    /// A signed 32-bit number that must not be negative. It is a claim: nothing may be allocated by it.
+    /// A signed 32-bit number that must not be negative. It is a claim: nothing may be allocated by
+    /// it.
     #[inline]
     pub(super) fn count32(&mut self, what: &'static str) -> Result<usize, DecodeError> {
         let found = self.array(what).map(i32::from_be_bytes)?;
-        usize::try_from(found).map_err(|_| self.error(4, what, Problem::OutOfRange { found: found.into() }))
+        usize::try_from(found).map_err(|_| {
+            self.error(
+                4,
+                what,
+                Problem::OutOfRange {
+                    found: found.into(),
+                },
+            )
+        })
     }
 
     /// Bytes up to a zero byte, without it.

@@ -1,8 +1,8 @@
 //! One pgoutput payload to one message.
 //!
-//! Pure, and safe for any bytes: a payload is exactly one message, or a [`DecodeError`] that names the byte (P11). A row's values
-//! are borrowed from the payload. Layouts, of which protocol version 1 has a part:
-//! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
+//! Pure, and safe for any bytes: a payload is exactly one message, or a [`DecodeError`] that names
+//! the byte (P11). A row's values are borrowed from the payload. Layouts, of which protocol version
+//! 1 has a part: <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
 
 mod cursor;
 #[cfg(test)]
@@ -122,11 +122,13 @@ pub enum Other {
     LogicalMessage,
 }
 
-/// Decodes one pgoutput payload, which must be one whole message of protocol version 1 and nothing else.
+/// Decodes one pgoutput payload, which must be one whole message of protocol version 1 and nothing
+/// else.
 ///
-/// Borrows values from `bytes`; allocates only for `R`, and never by a length the bytes merely declare.
-/// Errors: [`DecodeError`] at the first byte that does not fit: unknown tags and kinds, short or trailing bytes,
-/// negative lengths, names that are not UTF-8, times beyond the range of microseconds since the Unix epoch.
+/// Borrows values from `bytes`; allocates only for `R`, and never by a length the bytes merely
+/// declare. Errors: [`DecodeError`] at the first byte that does not fit: unknown tags and kinds,
+/// short or trailing bytes, negative lengths, names that are not UTF-8, times beyond the range of
+/// microseconds since the Unix epoch.
 pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
     let mut cursor = Cursor::new(bytes);
     let message = match cursor.u8("a message's tag")? {
@@ -179,7 +181,12 @@ fn relation(cursor: &mut Cursor<'_>) -> Result<Relation, DecodeError> {
     for _ in 0..count {
         columns.push(column(cursor)?);
     }
-    Ok(Relation { oid, schema: schema.to_owned(), table: table.to_owned(), columns })
+    Ok(Relation {
+        oid,
+        schema: schema.to_owned(),
+        table: table.to_owned(),
+        columns,
+    })
 }
 
 fn column(cursor: &mut Cursor<'_>) -> Result<RelationColumn, DecodeError> {
@@ -187,14 +194,21 @@ fn column(cursor: &mut Cursor<'_>) -> Result<RelationColumn, DecodeError> {
     let name = cursor.name("a column's name")?;
     let type_oid = cursor.u32("a column's type OID")?;
     let type_modifier = cursor.u32("a column's type modifier")?.cast_signed();
-    Ok(RelationColumn { name: name.to_owned(), type_oid, type_modifier })
+    Ok(RelationColumn {
+        name: name.to_owned(),
+        type_oid,
+        type_modifier,
+    })
 }
 
 #[inline]
 fn insert<'a>(cursor: &mut Cursor<'a>) -> Result<Insert<'a>, DecodeError> {
     let relation = cursor.u32("an insert's relation OID")?;
     match cursor.u8("an insert's kind")? {
-        b'N' => Ok(Insert { relation, tuple: Tuple::read(cursor)? }),
+        b'N' => Ok(Insert {
+            relation,
+            tuple: Tuple::read(cursor)?,
+        }),
         found => Err(cursor.error(1, "an insert's kind", Problem::Unknown { found })),
     }
 }
@@ -255,16 +269,24 @@ fn logical_message<'a>(cursor: &mut Cursor<'a>) -> Result<LogicalMessage<'a>, De
     let prefix = cursor.until_zero("a logical message's prefix")?;
     let length = cursor.count32("a logical message's length")?;
     let content = cursor.take(length, "a logical message's content")?;
-    Ok(LogicalMessage { transactional, lsn, prefix, content })
+    Ok(LogicalMessage {
+        transactional,
+        lsn,
+        prefix,
+        content,
+    })
 }
 
 /// Microseconds since the Unix epoch.
 fn time(cursor: &mut Cursor<'_>, what: &'static str) -> Result<i64, DecodeError> {
     let found = cursor.i64(what)?;
-    found.checked_add(POSTGRES_EPOCH_US).ok_or_else(|| cursor.error(8, what, Problem::OutOfRange { found }))
+    found
+        .checked_add(POSTGRES_EPOCH_US)
+        .ok_or_else(|| cursor.error(8, what, Problem::OutOfRange { found }))
 }
 
-/// A row's values: a number of columns and their still encoded bytes, which were checked to hold exactly that many.
+/// A row's values: a number of columns and their still encoded bytes, which were checked to hold
+/// exactly that many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple<'a> {
     columns: u16,
@@ -300,7 +322,10 @@ impl<'a> Tuple<'a> {
 
     /// Its values in the order of the relation's columns. Allocates nothing.
     pub fn values(&self) -> Values<'a> {
-        Values { left: self.columns, cursor: Cursor::new(self.bytes) }
+        Values {
+            left: self.columns,
+            cursor: Cursor::new(self.bytes),
+        }
     }
 
     /// How many values it has.

@@ -13,7 +13,8 @@ use crate::position::{Lsn, Position};
 pub struct Seen {
     /// The message's LSN according to the server; zero for some.
     pub wal_start: Lsn,
-    /// The commit LSN of the open transaction, and the number of its outbox events before the message.
+    /// The commit LSN of the open transaction, and the number of its outbox events before the
+    /// message.
     pub transaction: Option<(Lsn, u64)>,
 }
 
@@ -23,7 +24,11 @@ impl fmt::Display for Seen {
             None => write!(f, "at {}, between transactions", self.wal_start),
             Some((commit_lsn, events)) => {
                 let s = if events == 1 { "" } else { "s" };
-                write!(f, "at {}, after {events} event{s} of the transaction at {commit_lsn}", self.wal_start)
+                write!(
+                    f,
+                    "at {}, after {events} event{s} of the transaction at {commit_lsn}",
+                    self.wal_start
+                )
             }
         }
     }
@@ -46,7 +51,8 @@ pub enum Fault {
     Binary,
 }
 
-/// No event can be made of a message, or the message cannot be counted. The position stays before it.
+/// No event can be made of a message, or the message cannot be counted. The position stays before
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
     #[error("a message cannot be decoded ({seen}): {source}")]
@@ -54,14 +60,33 @@ pub enum EventError {
     #[error("the server sent {what} ({seen})")]
     Protocol { seen: Seen, what: String },
     #[error("{place}: table {table} has no column {column}; it has {there_are}")]
-    ColumnMissing { place: Place, table: String, column: String, there_are: String },
+    ColumnMissing {
+        place: Place,
+        table: String,
+        column: String,
+        there_are: String,
+    },
     /// The type of a column was created after the types were read. They have to be read again.
-    #[error("transaction at {commit_lsn}: column {column} of {of} is of a type made since; looking at types again")]
-    TypeUnknown { commit_lsn: Lsn, of: EventSource, column: Shown },
-    #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
-    Value { place: Place, id: Option<Shown>, of: EventSource, column: String, fault: Fault },
     #[error(
-        "position {position} ends inside the commit record of the transaction at {commit_lsn}, which ends at {end_lsn}"
+        "transaction at {commit_lsn}: column {column} of {of} is of a type made since; looking at \
+         types again"
+    )]
+    TypeUnknown {
+        commit_lsn: Lsn,
+        of: EventSource,
+        column: Shown,
+    },
+    #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
+    Value {
+        place: Place,
+        id: Option<Shown>,
+        of: EventSource,
+        column: String,
+        fault: Fault,
+    },
+    #[error(
+        "position {position} ends inside the commit record of the transaction at {commit_lsn}, \
+         which ends at {end_lsn}"
     )]
     PositionInside {
         /// Where the relay resumed.
@@ -69,7 +94,10 @@ pub enum EventError {
         commit_lsn: Lsn,
         end_lsn: Lsn,
     },
-    #[error("position {position} is not one of this slot: the transaction at {commit_lsn} came with {events} events")]
+    #[error(
+        "position {position} is not one of this slot: the transaction at {commit_lsn} came with \
+         {events} events"
+    )]
     PartialMissing {
         /// Where the relay resumed.
         position: Position,
@@ -88,47 +116,69 @@ impl EventError {
             }
             EventError::Undecodable { .. } | EventError::Protocol { .. } => (
                 Kind::Event,
-                "nothing was skipped. Restart the relay; if it stops here again, check that nothing between it and \
-                 Postgres changes the stream and that the server is an unmodified Postgres 14 or later, then report \
+                "nothing was skipped. Restart the relay; if it stops here again, check that \
+                 nothing between it and \
+                 Postgres changes the stream and that the server is an unmodified Postgres 14 or \
+                 later, then report \
                  this message"
                     .to_owned(),
             ),
             EventError::ColumnMissing { table, column, .. } => (
                 Kind::Publication,
                 format!(
-                    "name the column that takes the place of {column} in the configuration, or give {table} its column \
-                     back and see that the publication has no column list. Rows written before a rename still carry \
+                    "name the column that takes the place of {column} in the configuration, or \
+                     give {table} its column \
+                     back and see that the publication has no column list. Rows written before a \
+                     rename still carry \
                      the old name: deliver them with the old configuration first"
                 ),
             ),
-            EventError::Value { place, of: EventSource::Table(table), column, fault: Fault::Null, .. } => (
+            EventError::Value {
+                place,
+                of: EventSource::Table(table),
+                column,
+                fault: Fault::Null,
+                ..
+            } => (
                 Kind::Event,
                 format!(
-                    "nothing was skipped, and nothing behind this row is delivered. Declare column {column} of {table} \
-                     NOT NULL, so that no further row can be like this one. To pass it over, correct or delete the row, {}; \
+                    "nothing was skipped, and nothing behind this row is delivered. Declare column \
+                     {column} of {table} \
+                     NOT NULL, so that no further row can be like this one. To pass it over, \
+                     correct or delete the row, {}; \
                      that gives the whole transaction up",
                     place.give_up(slot)
                 ),
             ),
-            EventError::Value { place, fault: Fault::Null | Fault::NoMembers, .. } => (
+            EventError::Value {
+                place,
+                fault: Fault::Null | Fault::NoMembers,
+                ..
+            } => (
                 Kind::Event,
                 format!(
-                    "nothing was skipped, and nothing behind this message is delivered. Emit a JSON object that has \
-                     the members the configuration names, or configure {MESSAGE_LSN}, {MESSAGE_PREFIX} and \
-                     {MESSAGE_CONTENT} instead. To pass it over, {}; that gives the whole transaction up",
+                    "nothing was skipped, and nothing behind this message is delivered. Emit a \
+                     JSON object that has \
+                     the members the configuration names, or configure {MESSAGE_LSN}, \
+                     {MESSAGE_PREFIX} and \
+                     {MESSAGE_CONTENT} instead. To pass it over, {}; that gives the whole \
+                     transaction up",
                     place.give_up(slot)
                 ),
             ),
             EventError::Value { .. } => (
                 Kind::Event,
-                "nothing was skipped. The server sends what no Postgres sends for an insert; restart the relay, and \
+                "nothing was skipped. The server sends what no Postgres sends for an insert; \
+                 restart the relay, and \
                  report this message if it is repeated"
                     .to_owned(),
             ),
             EventError::PositionInside { .. } | EventError::PartialMissing { .. } => (
                 Kind::PositionMismatch,
-                "the stored position was written for another server, timeline or slot. Find out which, and what of \
-                 the outbox was delivered from there; to go on from where the slot is, let the relay adopt the slot's \
+                "the stored position was written for another server, timeline or slot. Find out \
+                 which, and what of \
+                 the outbox was delivered from there; to go on from where the slot is, let the \
+                 relay adopt the slot's \
                  position"
                     .to_owned(),
             ),
@@ -139,15 +189,16 @@ impl EventError {
 
 const SHOWN_CHARS_MAX: usize = 100;
 
-/// Text from a row, made harmless for a terminal or a log: quoted, escaped, cut after about 100 characters (P11).
-/// For ids and names. Payloads and keys are never shown.
+/// Text from a row, made harmless for a terminal or a log: quoted, escaped, cut after about 100
+/// characters (P11). For ids and names. Payloads and keys are never shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown(String);
 
 impl Shown {
     /// Makes `bytes` showable; what is not UTF-8 becomes U+FFFD.
     pub fn of(bytes: &[u8]) -> Self {
-        // A character is at most four bytes, so this holds one more than is shown, however long the text.
+        // A character is at most four bytes, so this holds one more than is shown, however long the
+        // text.
         let head = bytes.get(..(SHOWN_CHARS_MAX + 1) * 4).unwrap_or(bytes);
         let text = String::from_utf8_lossy(head);
         let mut shown = String::from("\"");
@@ -179,16 +230,30 @@ mod tests {
     #[test]
     fn what_could_forge_a_log_line_is_escaped() {
         let shown = Shown::of(b"a\n2026 ERROR \x1b[2J\0\"\xff\xe2\x80\xaeb").to_string();
-        assert_eq!(shown, "\"a\\n2026 ERROR \\u{1b}[2J\\0\\\"\u{fffd}\\u{202e}b\"");
+        assert_eq!(
+            shown,
+            "\"a\\n2026 ERROR \\u{1b}[2J\\0\\\"\u{fffd}\\u{202e}b\""
+        );
         assert_eq!(Shown::of("größe".as_bytes()).to_string(), "\"größe\"");
     }
 
     #[test]
     fn a_long_text_is_cut_and_says_so() {
-        for long in ["x".repeat(1_000_000), "\n".repeat(101), "ß".repeat(101), "🦀".repeat(1_000)] {
+        for long in [
+            "x".repeat(1_000_000),
+            "\n".repeat(101),
+            "ß".repeat(101),
+            "🦀".repeat(1_000),
+        ] {
             let shown = Shown::of(long.as_bytes()).to_string();
-            assert!(shown.chars().count() <= 103 && shown.ends_with("…\""), "{shown}");
+            assert!(
+                shown.chars().count() <= 103 && shown.ends_with("…\""),
+                "{shown}"
+            );
         }
-        assert_eq!(Shown::of("x".repeat(100).as_bytes()).to_string(), format!("\"{}\"", "x".repeat(100)));
+        assert_eq!(
+            Shown::of("x".repeat(100).as_bytes()).to_string(),
+            format!("\"{}\"", "x".repeat(100))
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Messages to events: which row, of which transaction, at which place in it.
 //!
-//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row (P4). The place of an event is
-//! counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
+//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row
+//! (P4). The place of an event is counted from commit records only: a row's own LSN may be shared,
+//! zero, or below a confirmed one (P1).
 
 mod assemble;
 mod error;
@@ -21,7 +22,8 @@ pub use row::{Polled, Row, RowId};
 use crate::config::SlotName;
 use crate::position::Lsn;
 
-/// The place of an event: its transaction, and its index in it. With the server's identity it names the event for ever.
+/// The place of an event: its transaction, and its index in it. With the server's identity it names
+/// the event for ever.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place {
     /// LSN of the transaction's commit record.
@@ -45,8 +47,9 @@ pub enum Via {
 }
 
 impl Place {
-    /// Whether two events with one id are one event that came twice, as far as their places tell. By the slot an event has
-    /// one place for ever. A row that is read was committed before, and has another place each time.
+    /// Whether two events with one id are one event that came twice, as far as their places tell.
+    /// By the slot an event has one place for ever. A row that is read was committed before, and
+    /// has another place each time.
     pub(crate) fn is_same_event(&self, other: &Place) -> bool {
         match (self.via == Via::Slot, other.via == Via::Slot) {
             (true, true) => (self.commit_lsn, self.index) == (other.commit_lsn, other.index),
@@ -59,7 +62,8 @@ impl Place {
     /// How an operator gives up the event's whole transaction, so that `slot` goes on behind it.
     pub fn give_up(&self, slot: &SlotName) -> String {
         if self.via != Via::Slot {
-            return "correct the row in the table, or delete it, and start the relay again".to_owned();
+            return "correct the row in the table, or delete it, and start the relay again"
+                .to_owned();
         }
         slot.give_up(self.commit_lsn)
     }
@@ -68,9 +72,17 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.via {
-            Via::Slot => write!(f, "event at index {} of the transaction at {}", self.index, self.commit_lsn),
+            Via::Slot => write!(
+                f,
+                "event at index {} of the transaction at {}",
+                self.index, self.commit_lsn
+            ),
             Via::Table | Via::Replay => {
-                write!(f, "row {} of those read from the table at {}", self.index, self.commit_lsn)
+                write!(
+                    f,
+                    "row {} of those read from the table at {}",
+                    self.index, self.commit_lsn
+                )
             }
         }
     }
@@ -83,7 +95,8 @@ pub struct Event<'a> {
     pub place: Place,
     /// Commit time, microseconds since the Unix epoch.
     pub committed_at_us: i64,
-    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
+    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read
+    /// from the table.
     pub xid: Option<u32>,
     /// Which of the configured outboxes it is from, by index.
     pub outbox: usize,
@@ -97,20 +110,25 @@ impl Event<'_> {
         self.row.get(0).unwrap_or_default()
     }
 
-    /// Whether the row has the transaction of another row: it was copied, moved or restored with that column. The column
-    /// has the id of the top transaction, and so has the stream.
+    /// Whether the row has the transaction of another row: it was copied, moved or restored with
+    /// that column. The column has the id of the top transaction, and so has the stream.
     #[inline]
     pub fn is_copied(&self) -> bool {
         let wrote = self.xid.map(u64::from);
         // The stream has the lower half of an id.
-        wrote.zip(self.row.xid()).is_some_and(|(wrote, told)| wrote != told & u64::from(u32::MAX))
+        wrote
+            .zip(self.row.xid())
+            .is_some_and(|(wrote, told)| wrote != told & u64::from(u32::MAX))
     }
 
     /// The identity of its row.
     pub fn row_id(&self) -> RowId {
         let mut key = Vec::new();
         self.row.write_key(&mut key);
-        RowId { outbox: self.outbox, key }
+        RowId {
+            outbox: self.outbox,
+            key,
+        }
     }
 }
 
@@ -128,7 +146,8 @@ pub enum Step<'a> {
     },
     /// An event that is not covered by the position.
     Event(Event<'a>),
-    /// The transaction ends. Comes for every transaction for which `Begin` came, also one without events.
+    /// The transaction ends. Comes for every transaction for which `Begin` came, also one without
+    /// events.
     Commit {
         /// LSN of its commit record.
         commit_lsn: Lsn,
@@ -142,7 +161,8 @@ pub enum Step<'a> {
         /// Whether it is an outbox table.
         outbox: bool,
     },
-    /// The first row of a table that is no outbox, and not covered by the position. Its rows are no events.
+    /// The first row of a table that is no outbox, and not covered by the position. Its rows are no
+    /// events.
     OtherTable {
         /// The table's name.
         name: String,

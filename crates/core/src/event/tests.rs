@@ -12,14 +12,30 @@ use crate::decode::{Message, Value, decode};
 use crate::position::{Partial, Position};
 use crate::testing::outbox;
 
-// What real servers sent, message by message: `tests/golden/scenario.sql` says what was done to them. A line of a capture is the
-// LSN and the bytes in hexadecimal. The snapshot beside it has the result of each message.
+// What real servers sent, message by message: `tests/golden/scenario.sql` says what was done to
+// them. A line of a capture is the LSN and the bytes in hexadecimal. The snapshot beside it has the
+// result of each message.
 const CAPTURES: [(&str, &[u8]); 5] = [
-    ("pgoutput-14", include_bytes!("../../tests/golden/pgoutput-14.txt")),
-    ("pgoutput-15", include_bytes!("../../tests/golden/pgoutput-15.txt")),
-    ("pgoutput-16", include_bytes!("../../tests/golden/pgoutput-16.txt")),
-    ("pgoutput-17", include_bytes!("../../tests/golden/pgoutput-17.txt")),
-    ("pgoutput-18", include_bytes!("../../tests/golden/pgoutput-18.txt")),
+    (
+        "pgoutput-14",
+        include_bytes!("../../tests/golden/pgoutput-14.txt"),
+    ),
+    (
+        "pgoutput-15",
+        include_bytes!("../../tests/golden/pgoutput-15.txt"),
+    ),
+    (
+        "pgoutput-16",
+        include_bytes!("../../tests/golden/pgoutput-16.txt"),
+    ),
+    (
+        "pgoutput-17",
+        include_bytes!("../../tests/golden/pgoutput-17.txt"),
+    ),
+    (
+        "pgoutput-18",
+        include_bytes!("../../tests/golden/pgoutput-18.txt"),
+    ),
 ];
 
 fn messages(capture: &[u8]) -> Vec<(Lsn, Vec<u8>)> {
@@ -28,7 +44,10 @@ fn messages(capture: &[u8]) -> Vec<(Lsn, Vec<u8>)> {
     let message = |line: &str| {
         let (lsn, hex) = line.split_once(' ').unwrap();
         assert_eq!(hex.len() % 2, 0, "a capture with half a byte");
-        (lsn.parse().unwrap(), hex.as_bytes().chunks(2).map(byte).collect())
+        (
+            lsn.parse().unwrap(),
+            hex.as_bytes().chunks(2).map(byte).collect(),
+        )
     };
     lines.map(message).collect()
 }
@@ -47,20 +66,38 @@ fn line(message: &Message<'_>) -> String {
             format!("Insert into {}: {}", insert.relation, values.join(", "))
         }
         Message::Relation(relation) => {
-            let columns = relation.columns.iter().map(|column| format!("{} {}", column.name, column.type_oid));
+            let columns = relation
+                .columns
+                .iter()
+                .map(|column| format!("{} {}", column.name, column.type_oid));
             let columns: Vec<_> = columns.collect();
-            format!("Relation {} {}.{}: {}", relation.oid, relation.schema, relation.table, columns.join(", "))
+            format!(
+                "Relation {} {}.{}: {}",
+                relation.oid,
+                relation.schema,
+                relation.table,
+                columns.join(", ")
+            )
         }
-        Message::Begin(_) | Message::Commit(_) | Message::Logical(_) | Message::Other(_) => format!("{message:?}"),
+        Message::Begin(_) | Message::Commit(_) | Message::Logical(_) | Message::Other(_) => {
+            format!("{message:?}")
+        }
     }
 }
 
 /// The steps of the table in `outbox`, up to the first error.
-fn steps<'a>(outbox: &OutboxConfig, messages: &'a [(Lsn, Vec<u8>)]) -> Vec<Result<Step<'a>, EventError>> {
+fn steps<'a>(
+    outbox: &OutboxConfig,
+    messages: &'a [(Lsn, Vec<u8>)],
+) -> Vec<Result<Step<'a>, EventError>> {
     let mut assembler = Assembler::new(std::slice::from_ref(outbox), Position::default());
     let mut failed = false;
-    let steps = messages.iter().map(|(wal_start, bytes)| assembler.feed(bytes, *wal_start));
-    steps.take_while(|step| !std::mem::replace(&mut failed, step.is_err())).collect()
+    let steps = messages
+        .iter()
+        .map(|(wal_start, bytes)| assembler.feed(bytes, *wal_start));
+    steps
+        .take_while(|step| !std::mem::replace(&mut failed, step.is_err()))
+        .collect()
 }
 
 #[test]
@@ -73,7 +110,9 @@ fn what_each_major_sent_comes_to_what_it_did() {
             writeln!(text, "{wal_start} {}", line(&decode(bytes).unwrap())).unwrap();
             match steps.get(number) {
                 None | Some(Ok(Step::Nothing)) => {}
-                Some(Ok(Step::Event(event))) => writeln!(text, "    => Event, {}", event.place).unwrap(),
+                Some(Ok(Step::Event(event))) => {
+                    writeln!(text, "    => Event, {}", event.place).unwrap()
+                }
                 Some(Ok(step)) => writeln!(text, "    => {step:?}").unwrap(),
                 Some(Err(error)) => writeln!(text, "    => {error}").unwrap(),
             }
@@ -86,18 +125,30 @@ fn what_each_major_sent_comes_to_what_it_did() {
 
 #[test]
 fn rows_of_partitions_are_events_of_their_root() {
-    let outbox = OutboxConfig { source: EventSource::Table("parts".parse().unwrap()), ..outbox() };
+    let outbox = OutboxConfig {
+        source: EventSource::Table("parts".parse().unwrap()),
+        ..outbox()
+    };
     for (name, capture) in CAPTURES {
         let messages = messages(capture);
         let mut events = Vec::new();
         for step in steps(&outbox, &messages) {
             if let Step::Event(event) = step.unwrap() {
-                let text = |place| String::from_utf8(event.row.get(place).unwrap_or_default().to_vec()).unwrap();
+                let text = |place| {
+                    String::from_utf8(event.row.get(place).unwrap_or_default().to_vec()).unwrap()
+                };
                 events.push((text(1), text(0), text(3).len()));
             }
         }
-        let expected = [("low", "1", 1), ("high", "150", 0), ("low", "2", 3200), ("low", "3", 0), ("low", "4", 8)];
-        let expected = expected.map(|(kind, id, payload_bytes)| (kind.to_owned(), id.to_owned(), payload_bytes));
+        let expected = [
+            ("low", "1", 1),
+            ("high", "150", 0),
+            ("low", "2", 3200),
+            ("low", "3", 0),
+            ("low", "4", 8),
+        ];
+        let expected = expected
+            .map(|(kind, id, payload_bytes)| (kind.to_owned(), id.to_owned(), payload_bytes));
         assert_eq!(events, expected, "{name}");
     }
 }
@@ -133,7 +184,8 @@ proptest! {
                     prop_assert!(end_lsn > commit_lsn);
                 }
                 Ok(Step::Event(event)) => {
-                    let Some((commit_lsn, least)) = &mut inside else { panic!("an event outside a transaction") };
+                    let Some((commit_lsn, least)) = &mut inside else { panic!("an event outside a \
+                        transaction") };
                     prop_assert_eq!(event.place.commit_lsn, *commit_lsn);
                     prop_assert!(event.place.index >= *least, "an index came twice");
                     *least = event.place.index + 1;

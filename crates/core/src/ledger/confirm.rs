@@ -1,23 +1,25 @@
 //! When to store the delivered position, and which position may be confirmed to Postgres.
 //!
-//! There are two rules. Only a stored position is confirmed (P1), so the slot is never ahead of the store; a slot that
-//! is ahead was moved by another program. Storing costs work, so progress is stored at most every
-//! [`PROGRESS_INTERVAL`]. A keepalive alone is stored at most every [`IDLE_INTERVAL`], after a check of the catalog.
+//! There are two rules. Only a stored position is confirmed (P1), so the slot is never ahead of the
+//! store; a slot that is ahead was moved by another program. Storing costs work, so progress is
+//! stored at most every [`PROGRESS_INTERVAL`]. A keepalive alone is stored at most every
+//! [`IDLE_INTERVAL`], after a check of the catalog.
 
 use std::time::Duration;
 
 use crate::position::{Lsn, Position};
 
-/// The least time between two stores while events are delivered. After a crash, about as much is published again. A
-/// tenth of a second of events shares one stored record.
+/// The least time between two stores while events are delivered. After a crash, about as much is
+/// published again. A tenth of a second of events shares one stored record.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The least time between two stores for keepalives alone, which retains the WAL of other tables. At 100 MB/s of WAL
-/// that is half a gigabyte. Each store of an idle relay costs a record and a catalog query.
+/// The least time between two stores for keepalives alone, which retains the WAL of other tables.
+/// At 100 MB/s of WAL that is half a gigabyte. Each store of an idle relay costs a record and a
+/// catalog query.
 pub(crate) const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The least time between any two stores while commits of other sessions wait for the confirmed LSN. A position that is
-/// stored in Postgres makes WAL itself, and so the next keepalive.
+/// The least time between any two stores while commits of other sessions wait for the confirmed
+/// LSN. A position that is stored in Postgres makes WAL itself, and so the next keepalive.
 pub(crate) const SYNCHRONOUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The position to store now.
@@ -27,8 +29,9 @@ pub enum Due {
     Nothing,
     /// Events were delivered: store this position.
     Progress(Position),
-    /// Only keepalives came: store this position, if a catalog check that begins *now* finds the outbox published.
-    /// Postgres also sends keepalives for a table that it no longer publishes (P8).
+    /// Only keepalives came: store this position, if a catalog check that begins *now* finds the
+    /// outbox published. Postgres also sends keepalives for a table that it no longer publishes
+    /// (P8).
     Idle(Position),
 }
 
@@ -48,10 +51,17 @@ pub struct Confirm {
 impl Confirm {
     /// `stored` is the position in the store at `now`.
     pub fn new(stored: Position, now: Duration) -> Self {
-        Confirm { stored, busy: false, events_at_last: 0, last_begun: now, is_synchronous: false }
+        Confirm {
+            stored,
+            busy: false,
+            events_at_last: 0,
+            last_begun: now,
+            is_synchronous: false,
+        }
     }
 
-    /// The position to store, given the delivered position and the total number of delivered events.
+    /// The position to store, given the delivered position and the total number of delivered
+    /// events.
     ///
     /// `hurry` skips the intervals, for a relay that stops.
     pub fn due(&self, delivered: Position, events: u64, now: Duration, hurry: bool) -> Due {
@@ -62,7 +72,11 @@ impl Confirm {
         if !hurry && waited < self.interval(events) {
             return Due::Nothing;
         }
-        if events > self.events_at_last { Due::Progress(delivered) } else { Due::Idle(delivered) }
+        if events > self.events_at_last {
+            Due::Progress(delivered)
+        } else {
+            Due::Idle(delivered)
+        }
     }
 
     fn interval(&self, events: u64) -> Duration {
@@ -78,7 +92,8 @@ impl Confirm {
         self.is_synchronous = is_synchronous;
     }
 
-    /// The earliest time at which [`Confirm::due`] can return a position; `None` if it does not depend on the clock.
+    /// The earliest time at which [`Confirm::due`] can return a position; `None` if it does not
+    /// depend on the clock.
     pub fn wake_at(&self, delivered: Position, events: u64) -> Option<Duration> {
         if self.busy || self.stored.is_at_or_after(&delivered) {
             return None;
@@ -86,7 +101,8 @@ impl Confirm {
         Some(self.last_begun + self.interval(events))
     }
 
-    /// A store of the position from [`Confirm::due`] begins; the caller begins no other before it ends.
+    /// A store of the position from [`Confirm::due`] begins; the caller begins no other before it
+    /// ends.
     pub fn begun(&mut self, events: u64, now: Duration) {
         debug_assert!(!self.busy, "one store at a time");
         self.busy = true;
@@ -96,7 +112,11 @@ impl Confirm {
 
     /// The store is durable: the end LSN of its position may be confirmed.
     pub fn stored(&mut self, position: Position) {
-        debug_assert!(position.is_at_or_after(&self.stored), "P1: {position} is behind {}", self.stored);
+        debug_assert!(
+            position.is_at_or_after(&self.stored),
+            "P1: {position} is behind {}",
+            self.stored
+        );
         self.busy = false;
         if position.is_at_or_after(&self.stored) {
             self.stored = position;
@@ -139,7 +159,11 @@ mod tests {
         assert_eq!(confirm.due(at(20), 1, now, false), Due::Progress(at(20)));
         confirm.begun(1, now);
         assert_eq!(confirm.confirmable(), Lsn::new(10));
-        assert_eq!(confirm.due(at(30), 9, now * 99, true), Due::Nothing, "one store at a time");
+        assert_eq!(
+            confirm.due(at(30), 9, now * 99, true),
+            Due::Nothing,
+            "one store at a time"
+        );
         assert_eq!(confirm.wake_at(at(30), 9), None);
         confirm.stored(at(20));
         assert_eq!(confirm.confirmable(), Lsn::new(20));
@@ -148,11 +172,26 @@ mod tests {
     #[test]
     fn progress_is_stored_soon_and_keepalives_seldom() {
         let confirm = Confirm::new(at(10), Duration::ZERO);
-        assert_eq!(confirm.due(at(20), 1, PROGRESS_INTERVAL / 2, false), Due::Nothing);
-        assert_eq!(confirm.due(at(20), 1, PROGRESS_INTERVAL, false), Due::Progress(at(20)));
-        assert_eq!(confirm.due(at(20), 0, PROGRESS_INTERVAL, false), Due::Nothing);
-        assert_eq!(confirm.due(at(20), 0, IDLE_INTERVAL, false), Due::Idle(at(20)));
-        assert_eq!(confirm.due(at(20), 0, Duration::ZERO, true), Due::Idle(at(20)));
+        assert_eq!(
+            confirm.due(at(20), 1, PROGRESS_INTERVAL / 2, false),
+            Due::Nothing
+        );
+        assert_eq!(
+            confirm.due(at(20), 1, PROGRESS_INTERVAL, false),
+            Due::Progress(at(20))
+        );
+        assert_eq!(
+            confirm.due(at(20), 0, PROGRESS_INTERVAL, false),
+            Due::Nothing
+        );
+        assert_eq!(
+            confirm.due(at(20), 0, IDLE_INTERVAL, false),
+            Due::Idle(at(20))
+        );
+        assert_eq!(
+            confirm.due(at(20), 0, Duration::ZERO, true),
+            Due::Idle(at(20))
+        );
         assert_eq!(confirm.wake_at(at(20), 0), Some(IDLE_INTERVAL));
         assert_eq!(confirm.wake_at(at(10), 0), None);
     }
@@ -162,19 +201,35 @@ mod tests {
         let mut confirm = Confirm::new(at(10), Duration::ZERO);
         confirm.set_synchronous(true);
         for events in [0, 1] {
-            assert_eq!(confirm.due(at(20), events, SYNCHRONOUS_INTERVAL / 2, false), Due::Nothing);
-            assert_ne!(confirm.due(at(20), events, SYNCHRONOUS_INTERVAL, false), Due::Nothing);
+            assert_eq!(
+                confirm.due(at(20), events, SYNCHRONOUS_INTERVAL / 2, false),
+                Due::Nothing
+            );
+            assert_ne!(
+                confirm.due(at(20), events, SYNCHRONOUS_INTERVAL, false),
+                Due::Nothing
+            );
             assert_eq!(confirm.wake_at(at(20), events), Some(SYNCHRONOUS_INTERVAL));
         }
-        assert_eq!(confirm.due(at(5), 1, IDLE_INTERVAL, true), Due::Nothing, "it never goes back");
+        assert_eq!(
+            confirm.due(at(5), 1, IDLE_INTERVAL, true),
+            Due::Nothing,
+            "it never goes back"
+        );
     }
 
     #[test]
     fn a_position_inside_a_transaction_is_stored_and_not_confirmed() {
         let mut confirm = Confirm::new(at(10), Duration::ZERO);
-        let partial = crate::position::Partial { commit_lsn: Lsn::new(50), index: 3 };
+        let partial = crate::position::Partial {
+            commit_lsn: Lsn::new(50),
+            index: 3,
+        };
         confirm.begun(3, Duration::ZERO);
-        confirm.stored(Position { end_lsn: Lsn::new(10), partial: Some(partial) });
+        confirm.stored(Position {
+            end_lsn: Lsn::new(10),
+            partial: Some(partial),
+        });
         assert_eq!(confirm.confirmable(), Lsn::new(10));
         assert_eq!(confirm.stored_position().partial, Some(partial));
     }

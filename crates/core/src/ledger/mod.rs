@@ -1,11 +1,14 @@
 //! Turns acks in any order into one delivered position.
 //!
-//! The ledger takes transactions, events and keepalives in order, and acks in any order. It does no I/O and knows no
-//! clock, so that `tests/simulation.rs` can drive it through schedules that no live test reaches.
+//! The ledger takes transactions, events and keepalives in order, and acks in any order. It does no
+//! I/O and knows no clock, so that `tests/simulation.rs` can drive it through schedules that no
+//! live test reaches.
 //!
-//! An entry carries what its owner needs of the event until delivery. [`Ledger::take_delivered`] returns that in order.
+//! An entry carries what its owner needs of the event until delivery. [`Ledger::take_delivered`]
+//! returns that in order.
 //!
-//! The caller bounds the memory by [`Ledger::has_room`]: an entry per event in flight, a span per transaction of these.
+//! The caller bounds the memory by [`Ledger::has_room`]: an entry per event in flight, a span per
+//! transaction of these.
 
 use std::collections::VecDeque;
 
@@ -29,7 +32,8 @@ pub struct Limits {
     pub each: usize,
 }
 
-/// An input contradicts the state: a bug, or a server that changed. The relay stops, and confirms nothing in doubt.
+/// An input contradicts the state: a bug, or a server that changed. The relay stops, and confirms
+/// nothing in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LedgerError(String);
@@ -80,7 +84,8 @@ pub struct Ledger<T> {
     /// Events in flight, oldest first. The front entry has ticket number `base`.
     entries: VecDeque<Entry<T>>,
     base: u64,
-    /// The owner's data of delivered events, oldest first, until taken, and the delivered position before each.
+    /// The owner's data of delivered events, oldest first, until taken, and the delivered position
+    /// before each.
     done: VecDeque<(Position, T)>,
     in_flight_bytes: usize,
     spans: VecDeque<Span>,
@@ -108,30 +113,43 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// Whether the limits allow another event. One event may exceed the byte limit, so that a large event passes.
+    /// Whether the limits allow another event. One event may exceed the byte limit, so that a large
+    /// event passes.
     pub fn has_room(&self) -> bool {
         self.entries.len() < self.limits.events && self.in_flight_bytes() < self.limits.bytes
     }
 
     /// A transaction begins. The caller has passed in everything before it.
     ///
-    /// After a lost connection, the new connection begins the open transaction again, and the ledger continues it.
+    /// After a lost connection, the new connection begins the open transaction again, and the
+    /// ledger continues it.
     pub fn begin(&mut self, commit_lsn: Lsn) -> Result<(), LedgerError> {
         if let Some(open) = self.open() {
             if open.commit_lsn == commit_lsn {
                 return Ok(());
             }
             let open = open.commit_lsn;
-            return Err(LedgerError(format!("transaction {commit_lsn} began inside transaction {open}")));
+            return Err(LedgerError(format!(
+                "transaction {commit_lsn} began inside transaction {open}"
+            )));
         }
         let reached = self.received().end_lsn;
         if commit_lsn < reached {
-            let what = format!("transaction {commit_lsn} lies below {reached}, which was already received");
+            let what = format!(
+                "transaction {commit_lsn} lies below {reached}, which was already received"
+            );
             return Err(LedgerError(what));
         }
         let before = self.delivered.delivered_of(commit_lsn);
         let next = self.next_ticket();
-        self.spans.push_back(Span { first: next, next, before, commit_lsn, committed_at_us: 0, end_lsn: None });
+        self.spans.push_back(Span {
+            first: next,
+            next,
+            before,
+            commit_lsn,
+            committed_at_us: 0,
+            end_lsn: None,
+        });
         Ok(())
     }
 
@@ -140,15 +158,25 @@ impl<T> Ledger<T> {
         Ticket(self.next_ticket())
     }
 
-    /// An event of the open transaction was enqueued under [`Ledger::next`]. Without one the ledger is unchanged.
-    pub fn enqueued(&mut self, bytes: usize, committed_at_us: i64, event: T) -> Result<(), LedgerError> {
+    /// An event of the open transaction was enqueued under [`Ledger::next`]. Without one the ledger
+    /// is unchanged.
+    pub fn enqueued(
+        &mut self,
+        bytes: usize,
+        committed_at_us: i64,
+        event: T,
+    ) -> Result<(), LedgerError> {
         let next = self.next_ticket() + 1;
         let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
             return Err(LedgerError::outside("an event"));
         };
         open.next = next;
         open.committed_at_us = committed_at_us;
-        self.entries.push_back(Entry { bytes, acked: false, event });
+        self.entries.push_back(Entry {
+            bytes,
+            acked: false,
+            event,
+        });
         self.in_flight_bytes += bytes;
         Ok(())
     }
@@ -160,12 +188,14 @@ impl<T> Ledger<T> {
         };
         if open.commit_lsn != commit_lsn || end_lsn <= commit_lsn {
             let open = open.commit_lsn;
-            let what = format!("commit of {commit_lsn}, which ends at {end_lsn}, while {open} is open");
+            let what =
+                format!("commit of {commit_lsn}, which ends at {end_lsn}, while {open} is open");
             return Err(LedgerError(what));
         }
         open.end_lsn = Some(end_lsn);
         if open.next == open.first && self.spans.len() > 1 {
-            // Without an event to ack, the transaction is delivered with the span before it, and needs no memory (P4).
+            // Without an event to ack, the transaction is delivered with the span before it, and
+            // needs no memory (P4).
             self.spans.pop_back();
             self.extend_last(end_lsn);
         }
@@ -182,8 +212,16 @@ impl<T> Ledger<T> {
         }
         if self.spans.is_empty() {
             let next = self.next_ticket();
-            let (commit_lsn, committed_at_us) = (Lsn::ZERO, 0);
-            self.spans.push_back(Span { first: next, next, before: 0, commit_lsn, committed_at_us, end_lsn: None });
+            let commit_lsn = Lsn::ZERO;
+            let committed_at_us = 0;
+            self.spans.push_back(Span {
+                first: next,
+                next,
+                before: 0,
+                commit_lsn,
+                committed_at_us,
+                end_lsn: None,
+            });
         }
         // Keepalives extend one span, so they take no memory.
         self.extend_last(wal_end);
@@ -193,8 +231,12 @@ impl<T> Ledger<T> {
     /// The broker has the event. Returns its bytes, which are no longer in flight.
     pub fn acked(&mut self, ticket: Ticket) -> Result<usize, LedgerError> {
         let offset = self.offset(ticket);
-        let entry = offset.and_then(|offset| self.entries.get_mut(offset)).filter(|entry| !entry.acked);
-        let entry = entry.ok_or_else(|| LedgerError(format!("ack for event {ticket:?}, which is not in flight")))?;
+        let entry = offset
+            .and_then(|offset| self.entries.get_mut(offset))
+            .filter(|entry| !entry.acked);
+        let entry = entry.ok_or_else(|| {
+            LedgerError(format!("ack for event {ticket:?}, which is not in flight"))
+        })?;
         entry.acked = true;
         let bytes = std::mem::take(&mut entry.bytes);
         self.in_flight_bytes -= bytes;
@@ -232,7 +274,8 @@ impl<T> Ledger<T> {
         self.entries.iter().map(|entry| &entry.event)
     }
 
-    /// Takes the owner's data of the oldest event that is delivered and not taken, and the delivered position before it.
+    /// Takes the owner's data of the oldest event that is delivered and not taken, and the
+    /// delivered position before it.
     pub(crate) fn take_delivered(&mut self) -> Option<(Position, T)> {
         self.done.pop_front()
     }
@@ -242,15 +285,27 @@ impl<T> Ledger<T> {
         self.delivered
     }
 
-    /// The position up to which everything was taken in. A new connection continues there while this ledger lives.
+    /// The position up to which everything was taken in. A new connection continues there while
+    /// this ledger lives.
     pub fn received(&self) -> Position {
-        let Some(last) = self.spans.back() else { return self.delivered };
+        let Some(last) = self.spans.back() else {
+            return self.delivered;
+        };
         if let Some(end_lsn) = last.end_lsn {
             return Position::at(end_lsn);
         }
-        let before_last = self.spans.len().checked_sub(2).and_then(|index| self.spans.get(index));
-        let end_lsn = before_last.and_then(|span| span.end_lsn).unwrap_or(self.delivered.end_lsn);
-        Position { end_lsn, partial: partial(last, last.next) }
+        let before_last = self
+            .spans
+            .len()
+            .checked_sub(2)
+            .and_then(|index| self.spans.get(index));
+        let end_lsn = before_last
+            .and_then(|span| span.end_lsn)
+            .unwrap_or(self.delivered.end_lsn);
+        Position {
+            end_lsn,
+            partial: partial(last, last.next),
+        }
     }
 
     /// The number of events in flight.
@@ -260,23 +315,35 @@ impl<T> Ledger<T> {
 
     /// Bytes of events that are not acked, and [`Limits::each`] of each event in flight.
     pub fn in_flight_bytes(&self) -> usize {
-        self.in_flight_bytes.saturating_add(self.entries.len().saturating_mul(self.limits.each))
+        self.in_flight_bytes
+            .saturating_add(self.entries.len().saturating_mul(self.limits.each))
     }
 
-    /// Commit time of the oldest transaction with an event that is not acked, microseconds since the Unix epoch.
+    /// Commit time of the oldest transaction with an event that is not acked, microseconds since
+    /// the Unix epoch.
     pub fn oldest_commit_us(&self) -> Option<i64> {
-        self.spans.iter().find(|span| span.next > self.base && span.next > span.first).map(|span| span.committed_at_us)
+        self.spans
+            .iter()
+            .find(|span| span.next > self.base && span.next > span.first)
+            .map(|span| span.committed_at_us)
     }
 
-    /// Commit times, microseconds since the Unix epoch, of transactions delivered since the last call.
+    /// Commit times, microseconds since the Unix epoch, of transactions delivered since the last
+    /// call.
     pub fn take_finished(&mut self) -> std::vec::Drain<'_, i64> {
         self.finished.drain(..)
     }
 
     /// The place of the event with this ticket.
     pub(crate) fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
-        let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
-        Some(InTransaction { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
+        let span = self
+            .spans
+            .iter()
+            .find(|span| (span.first..span.next).contains(&ticket.0))?;
+        Some(InTransaction {
+            commit_lsn: span.commit_lsn,
+            index: span.before + (ticket.0 - span.first),
+        })
     }
 
     /// Moves the end of the last span. Only for a range without events.
@@ -288,7 +355,10 @@ impl<T> Ledger<T> {
 
     /// The index of the ticket's entry, if the ticket was assigned and the event is not delivered.
     fn offset(&self, ticket: Ticket) -> Option<usize> {
-        ticket.0.checked_sub(self.base).and_then(|offset| usize::try_from(offset).ok())
+        ticket
+            .0
+            .checked_sub(self.base)
+            .and_then(|offset| usize::try_from(offset).ok())
     }
 
     fn next_ticket(&self) -> u64 {
@@ -318,9 +388,17 @@ impl<T> Ledger<T> {
                 break;
             }
             let Some(end_lsn) = span.end_lsn else { break };
-            debug_assert!(end_lsn > self.delivered.end_lsn, "P1: {end_lsn} is not past {}", self.delivered);
-            // A keepalive may come between a restart and the rest of the transaction that was under way.
-            let partial = self.delivered.partial.filter(|partial| partial.commit_lsn >= end_lsn);
+            debug_assert!(
+                end_lsn > self.delivered.end_lsn,
+                "P1: {end_lsn} is not past {}",
+                self.delivered
+            );
+            // A keepalive may come between a restart and the rest of the transaction that was under
+            // way.
+            let partial = self
+                .delivered
+                .partial
+                .filter(|partial| partial.commit_lsn >= end_lsn);
             self.delivered = Position { end_lsn, partial };
             if span.next > span.first && self.finished.len() < FINISHED_MAX {
                 self.finished.push(span.committed_at_us);
@@ -339,14 +417,21 @@ impl<T> Ledger<T> {
 /// The delivered part of `span`, if every ticket below `base` is acked.
 fn partial(span: &Span, base: u64) -> Option<Partial> {
     let index = span.before + base.clamp(span.first, span.next) - span.first;
-    (index > 0).then_some(Partial { commit_lsn: span.commit_lsn, index })
+    (index > 0).then_some(Partial {
+        commit_lsn: span.commit_lsn,
+        index,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ROOMY: Limits = Limits { events: 1_000, bytes: 1 << 20, each: 0 };
+    const ROOMY: Limits = Limits {
+        events: 1_000,
+        bytes: 1 << 20,
+        each: 0,
+    };
 
     fn lsn(value: u64) -> Lsn {
         Lsn::new(value)
@@ -354,8 +439,14 @@ mod tests {
 
     /// A position at 100, and so many events of the transaction at 200 delivered.
     fn at_100(index: u64) -> Position {
-        let partial = (index > 0).then_some(Partial { commit_lsn: lsn(200), index });
-        Position { end_lsn: lsn(100), partial }
+        let partial = (index > 0).then_some(Partial {
+            commit_lsn: lsn(200),
+            index,
+        });
+        Position {
+            end_lsn: lsn(100),
+            partial,
+        }
     }
 
     /// A ledger inside the transaction at 200, with one event in flight.
@@ -373,7 +464,11 @@ mod tests {
         assert_eq!(ledger.delivered(), at_100(1));
         ledger.commit(lsn(200), lsn(210)).unwrap();
         assert_eq!(ledger.delivered(), Position::at(lsn(210)));
-        assert_eq!(ledger.take_delivered(), Some((Position::at(lsn(100)), ())), "the position before the event");
+        assert_eq!(
+            ledger.take_delivered(),
+            Some((Position::at(lsn(100)), ())),
+            "the position before the event"
+        );
     }
 
     #[test]
@@ -385,8 +480,13 @@ mod tests {
             ledger.commit(lsn(commit), lsn(commit + 10)).unwrap();
         }
         ledger.keepalive(lsn(450));
-        let inside =
-            |end, commit| Position { end_lsn: lsn(end), partial: Some(Partial { commit_lsn: lsn(commit), index: 1 }) };
+        let inside = |end, commit| Position {
+            end_lsn: lsn(end),
+            partial: Some(Partial {
+                commit_lsn: lsn(commit),
+                index: 1,
+            }),
+        };
         for (ticket, delivered) in [
             (1, at_100(0)),
             (5, at_100(0)),
@@ -405,7 +505,10 @@ mod tests {
     fn a_keepalive_inside_a_transaction_moves_no_position() {
         let mut ledger = inside(at_100(0));
         ledger.keepalive(lsn(999));
-        assert_eq!([ledger.delivered(), ledger.received()], [at_100(0), at_100(1)]);
+        assert_eq!(
+            [ledger.delivered(), ledger.received()],
+            [at_100(0), at_100(1)]
+        );
         ledger.acked(Ticket(0)).unwrap();
         ledger.commit(lsn(200), lsn(210)).unwrap();
         assert_eq!(ledger.delivered(), Position::at(lsn(210)));
@@ -431,8 +534,17 @@ mod tests {
     #[test]
     fn a_restart_inside_a_transaction_counts_its_delivered_events() {
         let mut ledger = inside(at_100(5));
-        assert_eq!(ledger.whereabouts(Ticket(0)), Some(InTransaction { commit_lsn: lsn(200), index: 5 }));
-        assert_eq!([ledger.received(), ledger.delivered()], [at_100(6), at_100(5)]);
+        assert_eq!(
+            ledger.whereabouts(Ticket(0)),
+            Some(InTransaction {
+                commit_lsn: lsn(200),
+                index: 5
+            })
+        );
+        assert_eq!(
+            [ledger.received(), ledger.delivered()],
+            [at_100(6), at_100(5)]
+        );
         ledger.acked(Ticket(0)).unwrap();
         assert_eq!(ledger.delivered(), at_100(6));
     }
@@ -441,7 +553,13 @@ mod tests {
     fn a_keepalive_keeps_the_count_of_a_partly_delivered_transaction() {
         let mut ledger = Ledger::<()>::new(at_100(5), ROOMY);
         ledger.keepalive(lsn(150));
-        assert_eq!(ledger.delivered(), Position { end_lsn: lsn(150), ..at_100(5) });
+        assert_eq!(
+            ledger.delivered(),
+            Position {
+                end_lsn: lsn(150),
+                ..at_100(5)
+            }
+        );
         ledger.begin(lsn(200)).unwrap();
         ledger.enqueued(1, 0, ()).unwrap();
         ledger.acked(Ticket(0)).unwrap();
@@ -470,7 +588,9 @@ mod tests {
     fn a_begin_event_commit_or_ack_out_of_turn_is_an_error() {
         let mut ledger = inside(at_100(0));
         ledger.commit(lsn(200), lsn(210)).unwrap();
-        let says = |done: Result<(), LedgerError>, what: &str| assert!(done.unwrap_err().to_string().contains(what));
+        let says = |done: Result<(), LedgerError>, what: &str| {
+            assert!(done.unwrap_err().to_string().contains(what))
+        };
         says(ledger.begin(lsn(205)), "already received");
         says(ledger.enqueued(1, 0, ()), "an event outside");
         says(ledger.commit(lsn(200), lsn(210)), "a commit outside");
@@ -485,7 +605,14 @@ mod tests {
 
     #[test]
     fn events_in_flight_are_bounded_in_number_and_in_bytes() {
-        let mut ledger = Ledger::new(Position::default(), Limits { events: 2, bytes: 100, each: 0 });
+        let mut ledger = Ledger::new(
+            Position::default(),
+            Limits {
+                events: 2,
+                bytes: 100,
+                each: 0,
+            },
+        );
         ledger.begin(lsn(1)).unwrap();
         ledger.enqueued(10, 0, ()).unwrap();
         assert!(ledger.has_room());
@@ -496,10 +623,20 @@ mod tests {
         ledger.enqueued(200, 0, ()).unwrap();
         ledger.acked(Ticket(1)).unwrap();
         assert!(!ledger.has_room());
-        let mut costly = Ledger::new(Position::default(), Limits { events: 1_000, bytes: 1_000, each: 300 });
+        let mut costly = Ledger::new(
+            Position::default(),
+            Limits {
+                events: 1_000,
+                bytes: 1_000,
+                each: 300,
+            },
+        );
         costly.begin(lsn(1)).unwrap();
         (0..3).for_each(|_| costly.enqueued(50, 0, ()).unwrap());
-        assert_eq!((costly.has_room(), costly.in_flight_bytes()), (false, 3 * 350));
+        assert_eq!(
+            (costly.has_room(), costly.in_flight_bytes()),
+            (false, 3 * 350)
+        );
         costly.acked(Ticket(0)).unwrap();
         assert!(costly.has_room());
     }

@@ -1,9 +1,10 @@
 //! Which rows of the *table* are published, by transactions instead of by a place in the WAL.
 //!
-//! A position means nothing after its slot is gone. A pair keeps its meaning: a snapshot, and the end of the WAL after
-//! it. A transaction that the snapshot sees wrote its commit record before that end. So when the position reaches the
-//! end, all rows that the snapshot sees are published. The others can be selected (`not pg_visible_in_snapshot(xid, …)`).
-//! With the ids of transactions delivered since, the selection finds exactly the missing rows.
+//! A position means nothing after its slot is gone. A pair keeps its meaning: a snapshot, and the
+//! end of the WAL after it. A transaction that the snapshot sees wrote its commit record before
+//! that end. So when the position reaches the end, all rows that the snapshot sees are published.
+//! The others can be selected (`not pg_visible_in_snapshot(xid, …)`). With the ids of transactions
+//! delivered since, the selection finds exactly the missing rows.
 
 use std::collections::VecDeque;
 
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::position::{Lsn, Position};
 use crate::snapshot::Snapshot;
 
-/// Transactions kept beside a pair: some seconds of a busy outbox, and a record of at most 20 kB. Older transactions
-/// are published again after the slot is lost; none is left out.
+/// Transactions kept beside a pair: some seconds of a busy outbox, and a record of at most 20 kB.
+/// Older transactions are published again after the slot is lost; none is left out.
 pub const TRANSACTIONS_MAX: usize = 2_000;
 /// Older pairs, kept for a failover that moves the end of the WAL to before the newest pair.
 const EARLIER_MAX: usize = 5;
@@ -22,7 +23,8 @@ const EARLIER_BYTES: u64 = 4 * 1024 * 1024;
 /// A longer snapshot is not kept: thousands of sessions may have running transactions.
 const SNAPSHOT_BYTES_MAX: usize = 32 * 1024;
 
-/// Rows of transactions that the snapshot sees are published when everything up to the LSN is delivered.
+/// Rows of transactions that the snapshot sees are published when everything up to the LSN is
+/// delivered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
     /// Taken before `lsn`.
@@ -40,17 +42,19 @@ pub struct Published {
     /// Further published transactions, ascending. The snapshot does not see them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u64>,
-    /// The snapshot of the last scan that also compared `xmin`, if that is older: it decides for copied rows.
+    /// The snapshot of the last scan that also compared `xmin`, if that is older: it decides for
+    /// copied rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<Snapshot>,
-    /// An earlier snapshot, from before all transactions that ran at the one for copied rows. A transaction that it sees
-    /// had ended before these began, so none of them is a savepoint of it.
+    /// An earlier snapshot, from before all transactions that ran at the one for copied rows. A
+    /// transaction that it sees had ended before these began, so none of them is a savepoint of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Snapshot>,
     /// Savepoints with published rows since `copies`, ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub savepoints: Vec<u64>,
-    /// These transactions may be unpublished, even if `pair` sees them: they are older than the relay's knowledge.
+    /// These transactions may be unpublished, even if `pair` sees them: they are older than the
+    /// relay's knowledge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Snapshot>,
     /// The end of the WAL on disk at that time, if no position is known.
@@ -62,11 +66,18 @@ pub struct Published {
 }
 
 impl Published {
-    /// The published rows of a slot for which nothing else is known. From `lsn` on, where it was confirmed, the slot
-    /// delivers no transaction below its `catalog_xmin` (`oldest`). Rows that `now` sees may be older than slot or publication.
+    /// The published rows of a slot for which nothing else is known. From `lsn` on, where it was
+    /// confirmed, the slot delivers no transaction below its `catalog_xmin` (`oldest`). Rows that
+    /// `now` sees may be older than slot or publication.
     pub fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
-        let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
-        Published { floor: Some(now), ..Published::at(pair) }
+        let pair = Pair {
+            snapshot: Snapshot::below(now.widen(oldest)),
+            lsn,
+        };
+        Published {
+            floor: Some(now),
+            ..Published::at(pair)
+        }
     }
 
     /// All rows that the snapshot of `pair` sees are published.
@@ -83,13 +94,20 @@ impl Published {
         }
     }
 
-    /// The published rows after a promotion at `switch_lsn`. Later transactions are lost, and their ids used again.
+    /// The published rows after a promotion at `switch_lsn`. Later transactions are lost, and their
+    /// ids used again.
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
-        let mut pairs = std::iter::once(&self.pair).chain(&self.earlier).filter(|pair| pair.lsn <= switch_lsn);
+        let mut pairs = std::iter::once(&self.pair)
+            .chain(&self.earlier)
+            .filter(|pair| pair.lsn <= switch_lsn);
         let pair = pairs.next()?.clone();
         let is_newest = pair == self.pair;
         let earlier = pairs.cloned().collect();
-        let mut published = Published { floor: self.floor.clone(), earlier, ..Published::at(pair) };
+        let mut published = Published {
+            floor: self.floor.clone(),
+            earlier,
+            ..Published::at(pair)
+        };
         // Those of an earlier pair are not kept.
         if is_newest {
             published.copies.clone_from(&self.copies);
@@ -112,7 +130,11 @@ impl Published {
     /// The value of `before` where `next` decides by `xmin`.
     pub fn before(&self, next: &Snapshot) -> Option<Snapshot> {
         let is_before = self.copies().xmax() <= next.xmin();
-        if is_before { Some(self.copies().clone()) } else { self.before.clone() }
+        if is_before {
+            Some(self.copies().clone())
+        } else {
+            self.before.clone()
+        }
     }
 }
 
@@ -131,7 +153,10 @@ pub struct Trail {
 impl Trail {
     /// Continues from the published rows that are known.
     pub fn new(published: Option<Published>) -> Self {
-        Trail { published, ..Trail::default() }
+        Trail {
+            published,
+            ..Trail::default()
+        }
     }
 
     /// Whether it is known which rows are published.
@@ -151,14 +176,17 @@ impl Trail {
         }
     }
 
-    /// A transaction begins that is not delivered. After a lost connection the same transaction begins again.
+    /// A transaction begins that is not delivered. After a lost connection the same transaction
+    /// begins again.
     pub fn begin(&mut self, xid: u32) {
         self.open = Some(xid);
     }
 
     /// The open transaction ends. Without events it is ignored.
     pub fn commit(&mut self, end_lsn: Lsn, had_events: bool) {
-        let Some(xid) = self.open.take().filter(|_| had_events) else { return };
+        let Some(xid) = self.open.take().filter(|_| had_events) else {
+            return;
+        };
         if self.transactions.len() >= TRANSACTIONS_MAX {
             self.transactions.pop_front();
         }
@@ -172,7 +200,10 @@ impl Trail {
         }
         let published = self.published.as_mut()?;
         let seen = |xid: u32| published.pair.snapshot.widen(xid);
-        let delivered = self.transactions.iter().filter(|(_, end_lsn)| *end_lsn <= position.end_lsn);
+        let delivered = self
+            .transactions
+            .iter()
+            .filter(|(_, end_lsn)| *end_lsn <= position.end_lsn);
         let mut also: Vec<u64> = delivered.map(|(xid, _)| seen(*xid)).collect();
         also.extend(published.also.iter().copied());
         also.retain(|xid| !published.pair.snapshot.sees(*xid));
@@ -184,13 +215,17 @@ impl Trail {
     }
 
     fn advance(&mut self, pair: Pair) {
-        let (mut earlier, mut also, mut older) = (Vec::new(), Vec::new(), None);
+        let mut earlier = Vec::new();
+        let mut also = Vec::new();
+        let mut older = None;
         // Without earlier knowledge, rows older than this snapshot may be unpublished.
         let mut floor = Some(pair.snapshot.clone());
         if let Some(before) = self.published.take() {
             older = before.before(&pair.snapshot);
-            let is_far =
-                before.earlier.first().is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES);
+            let is_far = before
+                .earlier
+                .first()
+                .is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES);
             earlier = before.earlier;
             if is_far {
                 earlier.insert(0, before.pair);
@@ -199,9 +234,17 @@ impl Trail {
             also = before.also;
             floor = before.floor;
         }
-        // The snapshot does not see these: a transaction can end between the snapshot and the read of the end of the WAL.
-        self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
-        self.published = Some(Published { also, before: older, floor, earlier, ..Published::at(pair) });
+        // The snapshot does not see these: a transaction can end between the snapshot and the read
+        // of the end of the WAL.
+        self.transactions
+            .retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
+        self.published = Some(Published {
+            also,
+            before: older,
+            floor,
+            earlier,
+            ..Published::at(pair)
+        });
     }
 }
 
@@ -226,7 +269,11 @@ mod tests {
         assert_eq!(trail.published(&at(99)), None);
         let published = trail.published(&at(100)).unwrap();
         assert_eq!(published.pair.snapshot, snapshot("10:12:10"));
-        assert_eq!(published.floor, Some(snapshot("10:12:10")), "nobody knows what became of earlier rows");
+        assert_eq!(
+            published.floor,
+            Some(snapshot("10:12:10")),
+            "nobody knows what became of earlier rows"
+        );
         assert!(trail.wants_pair());
     }
 
@@ -254,14 +301,27 @@ mod tests {
         // 4294967290 is from before the wraparound.
         let now = snapshot("4294967300:4294967302:4294967300");
         let begins = Published::from_slot(4_294_967_290, now.clone(), Lsn::new(50));
-        assert_eq!((begins.pair.snapshot.sees(4_294_967_289), begins.pair.snapshot.sees(4_294_967_290)), (true, false));
+        assert_eq!(
+            (
+                begins.pair.snapshot.sees(4_294_967_289),
+                begins.pair.snapshot.sees(4_294_967_290)
+            ),
+            (true, false)
+        );
         let mut trail = Trail::new(Some(begins));
         trail.begin(5);
         trail.commit(Lsn::new(60), true);
         let published = trail.published(&at(60)).unwrap();
-        assert_eq!((&published.also, &published.floor), (&vec![4_294_967_301], &Some(now.clone())));
+        assert_eq!(
+            (&published.also, &published.floor),
+            (&vec![4_294_967_301], &Some(now.clone()))
+        );
         trail.took(snapshot("4294967310:4294967310:"), Lsn::new(70));
-        assert_eq!(trail.published(&at(70)).unwrap().floor, Some(now), "rows from before it may not be published");
+        assert_eq!(
+            trail.published(&at(70)).unwrap().floor,
+            Some(now),
+            "rows from before it may not be published"
+        );
     }
 
     #[test]
@@ -274,7 +334,10 @@ mod tests {
             trail.commit(Lsn::new(u64::from(xid)), true);
         }
         let published = trail.published(&at(10_000)).unwrap().clone();
-        assert_eq!((published.also.len(), published.also.last()), (TRANSACTIONS_MAX, Some(&4_999)));
+        assert_eq!(
+            (published.also.len(), published.also.last()),
+            (TRANSACTIONS_MAX, Some(&4_999))
+        );
         let mut again = Trail::new(Some(published.clone()));
         assert_eq!(again.published(&at(10_000)), Some(&published));
         let text = serde_json::to_string(&published).unwrap();
@@ -291,8 +354,16 @@ mod tests {
             trail.published(&at(lsn));
         }
         let published = trail.published(&at(u64::MAX)).unwrap().clone();
-        let before = published.until(Lsn::new(1 + 5 * EARLIER_BYTES / 2)).unwrap();
-        assert!(before.pair.lsn <= Lsn::new(1 + 5 * EARLIER_BYTES / 2) && before.pair.lsn > Lsn::new(EARLIER_BYTES));
-        assert_eq!((published.until(Lsn::ZERO), published.earlier.len()), (None, 4));
+        let before = published
+            .until(Lsn::new(1 + 5 * EARLIER_BYTES / 2))
+            .unwrap();
+        assert!(
+            before.pair.lsn <= Lsn::new(1 + 5 * EARLIER_BYTES / 2)
+                && before.pair.lsn > Lsn::new(EARLIER_BYTES)
+        );
+        assert_eq!(
+            (published.until(Lsn::ZERO), published.earlier.len()),
+            (None, 4)
+        );
     }
 }

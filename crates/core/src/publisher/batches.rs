@@ -1,7 +1,8 @@
 //! The batches of a publisher, while somebody asks for them. No I/O.
 //!
-//! A batch is the events that are enqueued from one store of the position to the next; with exactly-once, a transaction of
-//! the bus. A batch ends when its last event is confirmed, or stored where rows come from a table.
+//! A batch is the events that are enqueued from one store of the position to the next; with
+//! exactly-once, a transaction of the bus. A batch ends when its last event is confirmed, or stored
+//! where rows come from a table.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +15,8 @@ use crate::ledger::Ticket;
 use crate::position::Lsn;
 use crate::trace::TraceContext;
 
-/// Batches that wait for their end. While there are so many, the newest one grows: a large transaction is confirmed late.
+/// Batches that wait for their end. While there are so many, the newest one grows: a large
+/// transaction is confirmed late.
 const SEALED_MAX: usize = 32;
 /// Links of one batch, as many as OpenTelemetry's own programs send.
 const LINKS_MAX: usize = 128;
@@ -34,7 +36,10 @@ pub struct Batches {
 
 impl fmt::Debug for Batches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches").field("open", &self.open).field("sealed", &self.sealed).finish_non_exhaustive()
+        f.debug_struct("Batches")
+            .field("open", &self.open)
+            .field("sealed", &self.sealed)
+            .finish_non_exhaustive()
     }
 }
 
@@ -127,7 +132,9 @@ impl Batches {
     }
 
     fn open(&mut self, ticket: Ticket, place: Place) -> &mut Batch {
-        let batch = self.open.get_or_insert_with(|| Batch::beginning(ticket, place.commit_lsn));
+        let batch = self
+            .open
+            .get_or_insert_with(|| Batch::beginning(ticket, place.commit_lsn));
         batch.last = ticket;
         batch.last_lsn = place.commit_lsn;
         batch.acked_us = None;
@@ -139,7 +146,9 @@ impl Batches {
         let is_of = |batch: &&mut Batch| (batch.first..=batch.last).contains(&ticket);
         let found = match self.sealed.iter_mut().chain(&mut self.open).find(is_of) {
             Some(batch) => Some(batch),
-            None => place.filter(|_| self.taker.is_some()).map(|place| self.open(ticket, place)),
+            None => place
+                .filter(|_| self.taker.is_some())
+                .map(|place| self.open(ticket, place)),
         };
         if let Some(batch) = found {
             batch.failed_events += 1;
@@ -167,15 +176,24 @@ impl Batches {
         self.end("confirmed", |batch| batch.last_lsn < lsn);
     }
 
-    /// The store ended: it has all events that were acked when it began. Nothing confirms rows of a table.
+    /// The store ended: it has all events that were acked when it began. Nothing confirms rows of a
+    /// table.
     pub fn stored(&mut self) {
         self.end("stored", |_| true);
     }
 
     fn end(&mut self, word: &'static str, is_over: impl Fn(&Batch) -> bool) {
         let Some(taker) = &self.taker else { return };
-        while let Some(batch) = self.sealed.front().filter(|batch| batch.acked_us.is_some() && is_over(batch)) {
-            taker(Batch { ended_by: Some(word), ended_us: now_us(), ..batch.clone() });
+        while let Some(batch) = self
+            .sealed
+            .front()
+            .filter(|batch| batch.acked_us.is_some() && is_over(batch))
+        {
+            taker(Batch {
+                ended_by: Some(word),
+                ended_us: now_us(),
+                ..batch.clone()
+            });
             self.sealed.pop_front();
         }
     }
@@ -183,11 +201,16 @@ impl Batches {
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        const CAUSE: &str = "the producer ended before this was confirmed; events that are not stored are sent again";
+        const CAUSE: &str = "the producer ended before this was confirmed; events that are not \
+                             stored are sent again";
         let Some(taker) = &self.taker else { return };
         for batch in self.sealed.drain(..).chain(self.open.take()) {
             let failure = batch.failure.clone().or(Some(CAUSE.to_owned()));
-            taker(Batch { failure, ended_us: now_us(), ..batch });
+            taker(Batch {
+                failure,
+                ended_us: now_us(),
+                ..batch
+            });
         }
     }
 }
@@ -211,17 +234,31 @@ mod tests {
     }
 
     fn enqueue(batches: &mut Batches, ticket: u64, lsn: u64) {
-        let place = Place { commit_lsn: Lsn::new(lsn), index: 0, via: Via::Slot };
+        let place = Place {
+            commit_lsn: Lsn::new(lsn),
+            index: 0,
+            via: Via::Slot,
+        };
         batches.enqueued(Ticket(ticket), place, 10, || None);
     }
 
     /// Whether it was acked, its end, and its error.
     fn told(batch: &Batch) -> (bool, Option<&str>, Option<&str>) {
-        (batch.acked_us.is_some(), batch.ended_by, batch.failure.as_deref())
+        (
+            batch.acked_us.is_some(),
+            batch.ended_by,
+            batch.failure.as_deref(),
+        )
     }
 
     fn counts(batch: &Batch) -> [u64; 5] {
-        [batch.events, batch.bytes, batch.failed_events, batch.first_lsn.as_u64(), batch.last_lsn.as_u64()]
+        [
+            batch.events,
+            batch.bytes,
+            batch.failed_events,
+            batch.first_lsn.as_u64(),
+            batch.last_lsn.as_u64(),
+        ]
     }
 
     #[test]
@@ -235,10 +272,16 @@ mod tests {
         assert!(ended.lock().is_empty(), "it is not acked");
         batches.acked(Ticket(2));
         batches.confirmed(Lsn::new(200));
-        assert!(ended.lock().is_empty(), "the LSN of a commit is before its end");
+        assert!(
+            ended.lock().is_empty(),
+            "the LSN of a commit is before its end"
+        );
         batches.confirmed(Lsn::new(301));
         let batch = ended.lock().pop().unwrap();
-        assert_eq!((told(&batch), counts(&batch)), ((true, Some("confirmed"), None), [2, 20, 0, 100, 200]));
+        assert_eq!(
+            (told(&batch), counts(&batch)),
+            ((true, Some("confirmed"), None), [2, 20, 0, 100, 200])
+        );
         assert!(ended.lock().is_empty());
     }
 
@@ -252,14 +295,24 @@ mod tests {
         batches.failed(Ticket(0), None, &error("first"));
         batches.failed(Ticket(0), None, &error("second"));
         batches.failed(Ticket(9), None, &error("of nobody"));
-        let place = Place { commit_lsn: Lsn::new(300), index: 0, via: Via::Slot };
+        let place = Place {
+            commit_lsn: Lsn::new(300),
+            index: 0,
+            via: Via::Slot,
+        };
         batches.failed(Ticket(2), Some(place), &error("given up"));
         batches.acked(Ticket(1));
         batches.stored();
         drop(batches);
         let [first, second] = std::mem::take(&mut *ended.lock()).try_into().unwrap();
-        assert_eq!((told(&first), first.failed_events), ((true, Some("stored"), Some("first")), 2));
-        assert_eq!((told(&second), counts(&second)), ((false, None, Some("given up")), [1, 10, 1, 200, 300]));
+        assert_eq!(
+            (told(&first), first.failed_events),
+            ((true, Some("stored"), Some("first")), 2)
+        );
+        assert_eq!(
+            (told(&second), counts(&second)),
+            ((false, None, Some("given up")), [1, 10, 1, 200, 300])
+        );
     }
 
     #[test]

@@ -23,7 +23,10 @@ impl ContextColumns {
     pub fn of(outbox: &OutboxConfig) -> ContextColumns {
         let place = |column: &String| Some((column.clone(), outbox.index_of(column)?));
         ContextColumns {
-            traceparent: outbox.traceparent.as_deref().and_then(|column| outbox.index_of(column)),
+            traceparent: outbox
+                .traceparent
+                .as_deref()
+                .and_then(|column| outbox.index_of(column)),
             logged: outbox.log_columns.iter().filter_map(place).collect(),
         }
     }
@@ -34,16 +37,28 @@ impl ContextColumns {
         if self.traceparent.is_none() && self.logged.is_empty() {
             return None;
         }
-        let trace = self.traceparent.and_then(|place| TraceContext::parse(event.row.get(place)?));
-        let shown = self.logged.iter().filter_map(|(name, place)| Some((name, Shown::of(event.row.get(*place)?))));
-        let columns: Vec<_> = shown.map(|(name, value)| format!("{name}={value}")).collect();
-        Some(Box::new(Context { trace, columns: columns.join(" ") }))
+        let trace = self
+            .traceparent
+            .and_then(|place| TraceContext::parse(event.row.get(place)?));
+        let shown = self
+            .logged
+            .iter()
+            .filter_map(|(name, place)| Some((name, Shown::of(event.row.get(*place)?))));
+        let columns: Vec<_> = shown
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        Some(Box::new(Context {
+            trace,
+            columns: columns.join(" "),
+        }))
     }
 }
 
 impl Context {
     /// The configured columns for a log line; none where there are none.
     pub fn columns(&self) -> Option<tracing::field::DisplayValue<&str>> {
-        Some(self.columns.as_str()).filter(|columns| !columns.is_empty()).map(tracing::field::display)
+        Some(self.columns.as_str())
+            .filter(|columns| !columns.is_empty())
+            .map(tracing::field::display)
     }
 }

@@ -1,14 +1,16 @@
-//! Events that an earlier process published beyond its stored position: the relay does not publish them again.
+//! Events that an earlier process published beyond its stored position: the relay does not publish
+//! them again.
 //!
-//! While events come again that were committed before this process had the slot, each is compared with the newest
-//! records of its topic. Skipped is only an event whose record is there as it would be published now: same key, value
-//! and headers, and with them the event's id and its place on this server and timeline. "At or below the greatest
-//! position" would not do: topics are shared, and the position of another slot's relay says nothing of this one's events.
+//! While events come again that were committed before this process had the slot, each is compared
+//! with the newest records of its topic. Skipped is only an event whose record is there as it would
+//! be published now: same key, value and headers, and with them the event's id and its place on
+//! this server and timeline. "At or below the greatest position" would not do: topics are shared,
+//! and the position of another slot's relay says nothing of this one's events.
 //!
-//! Records are remembered by what hashes to 64 bits under random keys, and only those at or above the stored position:
-//! some thirty bytes each, at most 100,000 (P4). The relay publishes again any event that it did not find there, and
-//! with it everything behind it of the same key: a copy of an old event never comes last where a newer one was skipped
-//! (P2).
+//! Records are remembered by what hashes to 64 bits under random keys, and only those at or above
+//! the stored position: some thirty bytes each, at most 100,000 (P4). The relay publishes again any
+//! event that it did not find there, and with it everything behind it of the same key: a copy of an
+//! old event never comes last where a newer one was skipped (P2).
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -79,23 +81,34 @@ pub struct Tail {
 }
 
 impl DeliveredBefore {
-    /// Events behind `stored` come again. Those that commit at or behind `until`, the end of the log when the slot became
-    /// ours, do not: no relay had them before. None where no outbox has headers for an event's id and place.
+    /// Events behind `stored` come again. Those that commit at or behind `until`, the end of the
+    /// log when the slot became ours, do not: no relay had them before. None where no outbox has
+    /// headers for an event's id and place.
     pub fn new(
         outboxes: &[OutboxConfig],
         server: &ServerIdentity,
         stored: Position,
         until: Lsn,
     ) -> Option<DeliveredBefore> {
-        let tells = |outbox: &OutboxConfig| outbox.route.id_header.is_some() && outbox.route.position_header.is_some();
-        let mut position_headers: Vec<_> =
-            outboxes.iter().filter_map(|outbox| outbox.route.position_header.clone()).collect();
+        let tells = |outbox: &OutboxConfig| {
+            outbox.route.id_header.is_some() && outbox.route.position_header.is_some()
+        };
+        let mut position_headers: Vec<_> = outboxes
+            .iter()
+            .filter_map(|outbox| outbox.route.position_header.clone())
+            .collect();
         position_headers.sort();
         position_headers.dedup();
         let origin = format!("{}:{}:", server.system_identifier, server.timeline);
         let outboxes: Vec<_> = outboxes.iter().map(tells).collect();
         outboxes.contains(&true).then(|| DeliveredBefore {
-            seen_by: Seer { origin, position_headers, stored, until, hashes: RandomState::new() },
+            seen_by: Seer {
+                origin,
+                position_headers,
+                stored,
+                until,
+                hashes: RandomState::new(),
+            },
             outboxes,
             topics: HashMap::new(),
             remembered: 0,
@@ -126,10 +139,14 @@ impl DeliveredBefore {
             return Verdict::Publish;
         }
         let key = self.seen_by.key(record);
-        if records.get(&key).is_some_and(|of_key| of_key.contains(&self.seen_by.hash(record))) {
+        if records
+            .get(&key)
+            .is_some_and(|of_key| of_key.contains(&self.seen_by.hash(record)))
+        {
             return Verdict::Delivered;
         }
-        // Behind what is published again nothing of its key is skipped. Without a key there is no order to keep.
+        // Behind what is published again nothing of its key is skipped. Without a key there is no
+        // order to keep.
         if key.is_some() {
             records.remove(&key);
         }
@@ -143,11 +160,19 @@ impl DeliveredBefore {
 
     fn tail(&self, topic: &str) -> Tail {
         let left = REMEMBERED_MAX.saturating_sub(self.remembered);
-        let (topic, seen_by) = (topic.to_owned(), self.seen_by.clone());
-        Tail { topic, seen_by, records: Records::new(), count: 0, left }
+        let topic = topic.to_owned();
+        let seen_by = self.seen_by.clone();
+        Tail {
+            topic,
+            seen_by,
+            records: Records::new(),
+            count: 0,
+            left,
+        }
     }
 
-    /// A tail was read, or as much of it as could be. After one that `failed` no further one is read.
+    /// A tail was read, or as much of it as could be. After one that `failed` no further one is
+    /// read.
     pub fn read(&mut self, tail: Tail, failed: bool) {
         self.remembered += tail.count;
         self.reads &= !failed;
@@ -163,16 +188,20 @@ impl DeliveredBefore {
 }
 
 impl Tail {
-    /// Takes in one record, and says whether it could be of an event that comes again, which need not be one of ours.
+    /// Takes in one record, and says whether it could be of an event that comes again, which need
+    /// not be one of ours.
     pub fn take(&mut self, record: &Record<'_>) -> bool {
-        let Some((commit_lsn, index)) = self.seen_by.place(record) else { return false };
+        let Some((commit_lsn, index)) = self.seen_by.place(record) else {
+            return false;
+        };
         let stored = &self.seen_by.stored;
         let again = !stored.covers(commit_lsn)
             && index >= stored.delivered_of(commit_lsn)
             && commit_lsn < self.seen_by.until
             && self.count < self.left;
         if again {
-            let (key, hash) = (self.seen_by.key(record), self.seen_by.hash(record));
+            let key = self.seen_by.key(record);
+            let hash = self.seen_by.hash(record);
             self.count += usize::from(self.records.entry(key).or_default().insert(hash));
         }
         again
@@ -184,7 +213,9 @@ impl Seer {
     fn place(&self, record: &Record<'_>) -> Option<(Lsn, u64)> {
         let is_position = |name: &str| self.position_headers.iter().any(|header| header == name);
         let (_, value) = record.headers.iter().find(|(name, _)| is_position(name))?;
-        let place = std::str::from_utf8((*value)?).ok()?.strip_prefix(&self.origin)?;
+        let place = std::str::from_utf8((*value)?)
+            .ok()?
+            .strip_prefix(&self.origin)?;
         let (lsn, index) = place.split_once(':')?;
         Some((lsn.parse().ok()?, index.parse().ok()?))
     }
@@ -194,7 +225,8 @@ impl Seer {
     }
 
     fn hash(&self, record: &Record<'_>) -> u64 {
-        self.hashes.hash_one((record.key, record.value, record.headers))
+        self.hashes
+            .hash_one((record.key, record.value, record.headers))
     }
 }
 
@@ -204,7 +236,10 @@ mod tests {
     use crate::testing::outbox;
 
     fn origin() -> ServerIdentity {
-        ServerIdentity { system_identifier: "7".to_owned(), timeline: 1 }
+        ServerIdentity {
+            system_identifier: "7".to_owned(),
+            timeline: 1,
+        }
     }
 
     const START: Position = Position::at(Lsn::new(100));
@@ -214,23 +249,44 @@ mod tests {
     }
 
     fn place(commit_lsn: u64, index: u64) -> Place {
-        Place { commit_lsn: Lsn::new(commit_lsn), index, via: Via::Slot }
+        Place {
+            commit_lsn: Lsn::new(commit_lsn),
+            index,
+            via: Via::Slot,
+        }
     }
 
     /// Hands over the record of this event.
-    fn with_record<T>(origin: &str, place: Place, content: Content<'_>, take: impl FnOnce(&Record<'_>) -> T) -> T {
+    fn with_record<T>(
+        origin: &str,
+        place: Place,
+        content: Content<'_>,
+        take: impl FnOnce(&Record<'_>) -> T,
+    ) -> T {
         let (key, id, value) = content;
         let position = format!("{origin}{}:{}", place.commit_lsn, place.index);
-        let headers = [("id", Some(id.as_bytes())), ("walrelay-position", Some(position.as_bytes()))];
-        let (key, value) = (key.map(str::as_bytes), Some(value.as_bytes()));
-        take(&Record { topic: "t", key, value, headers: &headers, ..Record::default() })
+        let headers = [
+            ("id", Some(id.as_bytes())),
+            ("walrelay-position", Some(position.as_bytes())),
+        ];
+        let key = key.map(str::as_bytes);
+        let value = Some(value.as_bytes());
+        take(&Record {
+            topic: "t",
+            key,
+            value,
+            headers: &headers,
+            ..Record::default()
+        })
     }
 
     /// Key, id and value.
     type Content<'c> = (Option<&'c str>, &'c str, &'c str);
 
     fn judge(before: &mut DeliveredBefore, place: Place, content: Content<'_>) -> Verdict {
-        with_record("7:1:", place, content, |record| before.judge(place, 0, record))
+        with_record("7:1:", place, content, |record| {
+            before.judge(place, 0, record)
+        })
     }
 
     /// The tail of the topic has these events.
@@ -255,19 +311,32 @@ mod tests {
         assert!(before.unread().is_none());
         // As often as it is asked: a session may break in between, and the event come once more.
         let verdicts = [200, 200, 300].map(|lsn| judge(&mut before, place(lsn, 0), A));
-        assert_eq!(verdicts, [Verdict::Delivered, Verdict::Delivered, Verdict::Publish]);
+        assert_eq!(
+            verdicts,
+            [Verdict::Delivered, Verdict::Delivered, Verdict::Publish]
+        );
     }
 
     #[test]
     fn only_an_identical_record_counts_as_delivered() {
         let (key, id, value) = A;
-        let others: &[Content<'_>] = &[(Some("b"), id, value), (key, "2", value), (key, id, "{ }"), (None, id, value)];
+        let others: &[Content<'_>] = &[
+            (Some("b"), id, value),
+            (key, "2", value),
+            (key, id, "{ }"),
+            (None, id, value),
+        ];
         for content in others {
             let mut before = before();
             read(&mut before, &[(place(200, 0), *content)]);
-            assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Publish, "{content:?}");
+            assert_eq!(
+                judge(&mut before, place(200, 0), A),
+                Verdict::Publish,
+                "{content:?}"
+            );
         }
-        // P3: the greatest position in the topic, written for another slot, says nothing of what lies below it.
+        // P3: the greatest position in the topic, written for another slot, says nothing of what
+        // lies below it.
         let mut before = before();
         read(&mut before, &[(place(800, 0), (Some("b"), "9", value))]);
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Publish);
@@ -281,7 +350,10 @@ mod tests {
             assert_eq!((tail.count, again), (0, false), "{origin}");
         }
         let mut before = before();
-        let from_table = Place { via: Via::Table, ..place(200, 0) };
+        let from_table = Place {
+            via: Via::Table,
+            ..place(200, 0)
+        };
         assert_eq!(judge(&mut before, from_table, A), Verdict::Publish);
         assert!(before.unread().is_none());
     }
@@ -289,9 +361,19 @@ mod tests {
     #[test]
     fn after_an_event_is_published_again_no_later_one_of_its_key_is_skipped() {
         let mut before = before();
-        // The tail that was read begins behind the first event of "a", and behind one without a key.
-        let (later, b, keyless) = ((Some("a"), "2", "{}"), (Some("b"), "3", "{}"), (None, "4", "{}"));
-        read(&mut before, &[(place(300, 0), later), (place(400, 0), b), (place(500, 0), keyless)]);
+        // The tail that was read begins behind the first event of "a", and behind one without a
+        // key.
+        let later = (Some("a"), "2", "{}");
+        let b = (Some("b"), "3", "{}");
+        let keyless = (None, "4", "{}");
+        read(
+            &mut before,
+            &[
+                (place(300, 0), later),
+                (place(400, 0), b),
+                (place(500, 0), keyless),
+            ],
+        );
         for (commit_lsn, content, verdict) in [
             (200, A, Verdict::Publish),
             (210, (None, "0", "{}"), Verdict::Publish),
@@ -299,18 +381,29 @@ mod tests {
             (400, b, Verdict::Delivered),
             (500, keyless, Verdict::Delivered),
         ] {
-            assert_eq!(judge(&mut before, place(commit_lsn, 0), content), verdict, "{commit_lsn}");
+            assert_eq!(
+                judge(&mut before, place(commit_lsn, 0), content),
+                verdict,
+                "{commit_lsn}"
+            );
         }
     }
 
     #[test]
     fn only_events_between_the_stored_position_and_the_start_are_remembered() {
-        let partial = crate::position::Partial { commit_lsn: Lsn::new(200), index: 2 };
-        let stored = Position { partial: Some(partial), ..START };
+        let partial = crate::position::Partial {
+            commit_lsn: Lsn::new(200),
+            index: 2,
+        };
+        let stored = Position {
+            partial: Some(partial),
+            ..START
+        };
         let before = DeliveredBefore::new(&[outbox()], &origin(), stored, Lsn::new(900)).unwrap();
         let mut tail = before.tail("t");
         let mut take = |place| with_record("7:1:", place, A, |record| tail.take(record));
-        let again = [(99, 7), (200, 1), (200, 2), (899, 0), (900, 0)].map(|(lsn, index)| take(place(lsn, index)));
+        let again = [(99, 7), (200, 1), (200, 2), (899, 0), (900, 0)]
+            .map(|(lsn, index)| take(place(lsn, index)));
         assert_eq!(again, [false, false, true, true, false]);
         assert_eq!(tail.count, 2);
         assert!(!before.is_over(Lsn::new(899)) && before.is_over(Lsn::new(900)));
@@ -332,8 +425,11 @@ mod tests {
     fn no_tail_is_read_without_a_position_header_or_after_a_failure() {
         let mut without = outbox();
         without.route.position_header = None;
-        assert!(DeliveredBefore::new(&[without.clone()], &origin(), START, Lsn::new(900)).is_none());
-        let mut mixed = DeliveredBefore::new(&[without, outbox()], &origin(), START, Lsn::new(900)).unwrap();
+        assert!(
+            DeliveredBefore::new(&[without.clone()], &origin(), START, Lsn::new(900)).is_none()
+        );
+        let mut mixed =
+            DeliveredBefore::new(&[without, outbox()], &origin(), START, Lsn::new(900)).unwrap();
         assert_eq!(judge(&mut mixed, place(200, 0), A), Verdict::Publish);
 
         let mut before = before();

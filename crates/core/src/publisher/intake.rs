@@ -2,17 +2,22 @@
 
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
-/// The reason for which intake is closed, in the order of their precedence, with its words for people.
+/// The reason for which intake is closed, in the order of their precedence, with its words for
+/// people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum IntakeClosed {
-    /// The tail of a topic has to be read first: it shows whether the event was published before a crash.
-    #[strum(message = "the relay reads the end of a topic, to find events published before a crash")]
+    /// The tail of a topic has to be read first: it shows whether the event was published before a
+    /// crash.
+    #[strum(
+        message = "the relay reads the end of a topic, to find events published before a crash"
+    )]
     TopicTail,
     /// An isolated record is in flight, or the next record is to be isolated.
     #[strum(message = "the relay sends one record alone, because the broker may reject it")]
     IsolatedRecord,
-    /// The sink accepts no record now: standard output is behind, or the producer has failed and will be replaced.
+    /// The sink accepts no record now: standard output is behind, or the producer has failed and
+    /// will be replaced.
     #[strum(message = "the sink accepts no record now")]
     QueueFull,
     /// A dead letter that was refused before is in flight.
@@ -39,10 +44,18 @@ pub enum IntakeClosed {
 }
 
 impl IntakeClosed {
-    /// The reason where a broker throttles this client, or does not: then the limits are reached because of that.
+    /// The reason where a broker throttles this client, or does not: then the limits are reached
+    /// because of that.
     pub fn of_quota(self, is_throttled: bool) -> IntakeClosed {
-        let is_limit = matches!(self, IntakeClosed::InFlightEvents | IntakeClosed::InFlightBytes);
-        if is_limit && is_throttled { IntakeClosed::Throttled } else { self }
+        let is_limit = matches!(
+            self,
+            IntakeClosed::InFlightEvents | IntakeClosed::InFlightBytes
+        );
+        if is_limit && is_throttled {
+            IntakeClosed::Throttled
+        } else {
+            self
+        }
     }
 
     /// The reason for people.

@@ -1,15 +1,20 @@
-//! Publishes events: routes them, enqueues their records, takes in the acks, and gives up what cannot be delivered.
+//! Publishes events: routes them, enqueues their records, takes in the acks, and gives up what
+//! cannot be delivered.
 //!
-//! Every source of events uses it: the stream through [`pipeline::Pipeline`], rows of a table through `table_loop` and
-//! `replay`. One source at a time has the sink, so that no two publish at once (P2). It does no I/O of its own.
+//! Every source of events uses it: the stream through [`pipeline::Pipeline`], rows of a table
+//! through `table_loop` and `replay`. One source at a time has the sink, so that no two publish at
+//! once (P2). It does no I/O of its own.
 //!
-//! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the ledger. Where the sink has
-//!    no room, or the record has to be isolated, the record is *pending* and intake is closed.
-//! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before them are acked.
+//! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the
+//!    ledger. Where the sink has no room, or the record has to be isolated, the record is *pending*
+//!    and intake is closed.
+//! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before
+//!    them are acked.
 //! 3. `WriteBacks` has what is to be written to the rows of released events.
 //!
-//! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as `delivery.on_error` says. All
-//! three hold the position back like a record: the dead letter until its ack, the parked event until it is in its table.
+//! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as
+//! `delivery.on_error` says. All three hold the position back like a record: the dead letter until
+//! its ack, the parked event until it is in its table.
 
 mod batches;
 mod context;
@@ -63,28 +68,43 @@ pub struct Setup {
 
 impl Setup {
     fn columns(&self, outbox: usize) -> &[String] {
-        self.outboxes.get(outbox).map(|outbox| outbox.columns.as_slice()).unwrap_or_default()
+        self.outboxes
+            .get(outbox)
+            .map(|outbox| outbox.columns.as_slice())
+            .unwrap_or_default()
     }
 
     /// `event` as it is parked, where events that are given up are parked.
     fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
-        (self.delivery.on_error == OnError::Park).then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
+        (self.delivery.on_error == OnError::Park)
+            .then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
     }
 
-    /// What to do about an event that `error` keeps from its topic, after what the configuration says was done with it.
+    /// What to do about an event that `error` keeps from its topic, after what the configuration
+    /// says was done with it.
     fn fix_of_given_up(&self, id: &EventId, error: &Error) -> Option<String> {
-        let of_command = |name| NextCommand::new(name).option("slot", &self.slot).option("id", typed(id.row.id()));
+        let of_command = |name| {
+            NextCommand::new(name)
+                .option("slot", &self.slot)
+                .option("id", typed(id.row.id()))
+        };
         let outbox = self.outboxes.get(id.row.outbox);
         // The row of an event that is given up is deleted, too, unless it is marked.
-        let deletes = |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
-        let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some()) && outbox.filter(deletes).is_none();
+        let deletes =
+            |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
+        let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some())
+            && outbox.filter(deletes).is_none();
         let then = match self.delivery.on_error {
-            OnError::Park => Remedy::from("then have the event tried again: ").and(of_command("parked retry")),
+            OnError::Park => {
+                Remedy::from("then have the event tried again: ").and(of_command("parked retry"))
+            }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
-                Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
+                Remedy::from("then publish its row, if it is still in the table: ")
+                    .and(of_command("replay"))
             }
             OnError::DeadLetter => Remedy::from(
-                "then produce the dead letter to its topic with a tool of the bus: see docs/explanation/undeliverable-events.md",
+                "then produce the dead letter to its topic with a tool of the bus: see \
+                 docs/explanation/undeliverable-events.md",
             ),
             OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
         };
@@ -94,9 +114,19 @@ impl Setup {
 
     /// The record of `event`, which is not enqueued yet.
     fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
-        let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
-        let event = InFlight { parks: self.parks(event), ..known };
-        Pending { record, event, row, is_isolated: false, unread_tail: None }
+        let record = OwnedRecord::of(record);
+        let row = Shown::of(event.id());
+        let event = InFlight {
+            parks: self.parks(event),
+            ..known
+        };
+        Pending {
+            record,
+            event,
+            row,
+            is_isolated: false,
+            unread_tail: None,
+        }
     }
 }
 
@@ -140,7 +170,8 @@ impl Counts {
         }
     }
 
-    /// An event is given up for the first time. Attempts at a topic that refuses are counted where it refused.
+    /// An event is given up for the first time. Attempts at a topic that refuses are counted where
+    /// it refused.
     fn given_up(&mut self, class: &str) {
         if class != Kind::TopicRefused.class() {
             self.attempt_failed(class);
@@ -153,7 +184,8 @@ impl Counts {
 pub struct InFlight {
     place: Place,
     committed_at_us: i64,
-    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
+    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read
+    /// from the table.
     xid: Option<u32>,
     /// Its ticket, where its record was sent and refused.
     ticket: Option<Ticket>,
@@ -178,13 +210,34 @@ pub struct InFlight {
 impl InFlight {
     /// The same event, of which no record of its own is sent any more.
     fn without_record(&self) -> InFlight {
-        let InFlight { place, committed_at_us, xid, ticket, .. } = *self;
-        InFlight { place, committed_at_us, xid, ticket, context: self.context.clone(), ..InFlight::default() }
+        let InFlight {
+            place,
+            committed_at_us,
+            xid,
+            ticket,
+            ..
+        } = *self;
+        InFlight {
+            place,
+            committed_at_us,
+            xid,
+            ticket,
+            context: self.context.clone(),
+            ..InFlight::default()
+        }
     }
 
     /// Of most events nothing has to be kept.
     fn needed(self) -> Option<Box<InFlight>> {
-        let InFlight { write_back, id, max_attempts, instead, isolated, refusing, .. } = &self;
+        let InFlight {
+            write_back,
+            id,
+            max_attempts,
+            instead,
+            isolated,
+            refusing,
+            ..
+        } = &self;
         let is_needed = write_back.is_some()
             || id.is_some()
             || max_attempts.is_some()
@@ -212,7 +265,8 @@ enum Instead {
     Nothing,
 }
 
-/// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
+/// A record that is not enqueued yet, kept whole because its message is gone from the receive
+/// buffer.
 #[derive(Debug)]
 struct Pending {
     record: OwnedRecord,
@@ -220,13 +274,17 @@ struct Pending {
     row: Shown,
     /// Whether it is to be sent with nothing else in flight, because the broker may refuse it.
     is_isolated: bool,
-    /// The outbox, while the tail of the topic has to be read: it says whether the event was delivered before.
+    /// The outbox, while the tail of the topic has to be read: it says whether the event was
+    /// delivered before.
     unread_tail: Option<usize>,
 }
 
 enum Decision {
     Enqueue,
-    Keep { is_isolated: bool, unread_tail: Option<usize> },
+    Keep {
+        is_isolated: bool,
+        unread_tail: Option<usize>,
+    },
     DeliveredBefore,
     GiveUp(Verdict),
     Park,
@@ -288,13 +346,16 @@ impl<S: Sink> Publisher<S> {
 
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
-        self.routers.iter_mut().for_each(|router| router.set_origin(system_identifier, timeline));
+        self.routers
+            .iter_mut()
+            .for_each(|router| router.set_origin(system_identifier, timeline));
     }
 
     /// A new connection to the server begins, and sends again what was not taken in.
     pub fn reconnected(&mut self) {
         // An event without a ticket was not taken in, so the server sends it again.
-        self.pending.take_if(|pending| pending.event.ticket.is_none());
+        self.pending
+            .take_if(|pending| pending.event.ticket.is_none());
         self.write_backs.abandon();
     }
 
@@ -303,7 +364,8 @@ impl<S: Sink> Publisher<S> {
         self.counts
     }
 
-    /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
+    /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first
+    /// one counts.
     pub fn intake_closed(&self) -> Option<IntakeClosed> {
         if let Some(pending) = &self.pending {
             return Some(match (pending.unread_tail, pending.is_isolated) {
@@ -317,10 +379,15 @@ impl<S: Sink> Publisher<S> {
         {
             return Some(why);
         }
-        let (limits, events) = (self.ledger.limits, self.ledger.in_flight_events());
+        let limits = self.ledger.limits;
+        let events = self.ledger.in_flight_events();
         if !self.ledger.has_room() {
             let is_events = events >= limits.events;
-            return Some(if is_events { IntakeClosed::InFlightEvents } else { IntakeClosed::InFlightBytes });
+            return Some(if is_events {
+                IntakeClosed::InFlightEvents
+            } else {
+                IntakeClosed::InFlightBytes
+            });
         }
         if events + self.write_backs.len() >= limits.events {
             return Some(IntakeClosed::WriteBack);
@@ -342,7 +409,8 @@ impl<S: Sink> Publisher<S> {
     /// Routes `event` and hands its record to the sink, or gives the event up. Call only with room.
     ///
     /// # Errors
-    /// The event cannot be routed, or the sink refuses it, and such events are not given up (P3). Nothing was enqueued.
+    /// The event cannot be routed, or the sink refuses it, and such events are not given up (P3).
+    /// Nothing was enqueued.
     pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
@@ -352,8 +420,18 @@ impl<S: Sink> Publisher<S> {
             match rows.upkeep.copied_rows {
                 CopiedRows::Publish => {}
                 CopiedRows::Skip => {
-                    let Event { place, committed_at_us, xid, .. } = *event;
-                    return self.done(InFlight { place, committed_at_us, xid, ..InFlight::default() });
+                    let Event {
+                        place,
+                        committed_at_us,
+                        xid,
+                        ..
+                    } = *event;
+                    return self.done(InFlight {
+                        place,
+                        committed_at_us,
+                        xid,
+                        ..InFlight::default()
+                    });
                 }
                 CopiedRows::Stop => return Err(stops_at_copy(event, &self.setup.slot)),
             }
@@ -381,7 +459,8 @@ impl<S: Sink> Publisher<S> {
                     routed.with_record(|record| self.publish_record(event, known, record))
                 }
                 Err(error) => {
-                    let (record, error) = (router.unrouted(event), error.into_error(&self.setup.slot));
+                    let record = router.unrouted(event);
+                    let error = error.into_error(&self.setup.slot);
                     known.parks = self.setup.parks(event);
                     self.give_up(known, record, &Verdict::of(error))
                 }
@@ -391,23 +470,41 @@ impl<S: Sink> Publisher<S> {
         published
     }
 
-    fn publish_record(&mut self, event: &Event<'_>, mut known: InFlight, record: &Record<'_>) -> Result<()> {
+    fn publish_record(
+        &mut self,
+        event: &Event<'_>,
+        mut known: InFlight,
+        record: &Record<'_>,
+    ) -> Result<()> {
         match self.decide(event, &known, record) {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");
                     self.enqueued(bytes, known)
                 }
-                Err(EnqueueError::Refused(error)) => self.refused_at_once(self.setup.keep(event, known, record), error),
+                Err(EnqueueError::Refused(error)) => {
+                    self.refused_at_once(self.setup.keep(event, known, record), error)
+                }
                 // Which record finished the producer is said with the deliveries.
                 Err(EnqueueError::Full | EnqueueError::Finished) => {
                     self.pending = Some(self.setup.keep(event, known, record));
                     Ok(())
                 }
             },
-            Decision::Keep { is_isolated, unread_tail } => {
-                self.pending = Some(Pending { is_isolated, unread_tail, ..self.setup.keep(event, known, record) });
-                if unread_tail.is_some() { Ok(()) } else { self.retry_pending() }
+            Decision::Keep {
+                is_isolated,
+                unread_tail,
+            } => {
+                self.pending = Some(Pending {
+                    is_isolated,
+                    unread_tail,
+                    ..self.setup.keep(event, known, record)
+                });
+                if unread_tail.is_some() {
+                    Ok(())
+                } else {
+                    self.retry_pending()
+                }
             }
             Decision::DeliveredBefore => {
                 self.counts.delivered_before += 1;
@@ -418,13 +515,28 @@ impl<S: Sink> Publisher<S> {
                 self.give_up(known, OwnedRecord::of(record), &verdict)
             }
             Decision::Park => {
-                let is_behind = self.parking.is_blocked(event.outbox, record.key, &event.place);
+                let is_behind = self
+                    .parking
+                    .is_blocked(event.outbox, record.key, &event.place);
                 let why = (!is_behind).then(|| {
-                    let cause = format!("topic {} refuses records; this event was not tried", record.topic);
+                    let cause = format!(
+                        "topic {} refuses records; this event was not tried",
+                        record.topic
+                    );
                     // It was not tried, and that costs it no try.
-                    Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 }
+                    Failure {
+                        class: Kind::TopicRefused.class(),
+                        cause,
+                        attempts: 0,
+                    }
                 });
-                self.park(ParkedEvent::of(event, self.setup.columns(event.outbox)), &known, record, why, None)
+                self.park(
+                    ParkedEvent::of(event, self.setup.columns(event.outbox)),
+                    &known,
+                    record,
+                    why,
+                    None,
+                )
             }
         }
     }
@@ -440,25 +552,44 @@ impl<S: Sink> Publisher<S> {
             }
             let retry = self.setup.delivery.retry.within(known.max_attempts);
             if let Some(error) =
-                self.quarantine.topics.given_up(record.topic, Instant::now, |attempts| attempts > retry.attempts)
+                self.quarantine
+                    .topics
+                    .given_up(record.topic, Instant::now, |attempts| {
+                        attempts > retry.attempts
+                    })
             {
                 return Decision::GiveUp(Verdict::of(error));
             }
             is_isolated = self.quarantine.is_suspect(id, record);
         }
-        match self.before.as_mut().map(|before| before.judge(event.place, event.outbox, record)) {
+        match self
+            .before
+            .as_mut()
+            .map(|before| before.judge(event.place, event.outbox, record))
+        {
             Some(Before::Delivered) => Decision::DeliveredBefore,
-            Some(Before::Unread) => Decision::Keep { is_isolated, unread_tail: Some(event.outbox) },
-            None | Some(Before::Publish) if is_isolated => Decision::Keep { is_isolated, unread_tail: None },
+            Some(Before::Unread) => Decision::Keep {
+                is_isolated,
+                unread_tail: Some(event.outbox),
+            },
+            None | Some(Before::Publish) if is_isolated => Decision::Keep {
+                is_isolated,
+                unread_tail: None,
+            },
             None | Some(Before::Publish) => Decision::Enqueue,
         }
     }
 
     /// Offers the pending record to the sink once more. No other record is offered before it (P2).
     pub fn retry_pending(&mut self) -> Result<()> {
-        let Some(mut pending) = self.pending.take() else { return Ok(()) };
+        let Some(mut pending) = self.pending.take() else {
+            return Ok(());
+        };
         if let Some((outbox, before)) = pending.unread_tail.zip(self.before.as_mut()) {
-            match pending.record.with_record(|record| before.judge(pending.event.place, outbox, record)) {
+            match pending
+                .record
+                .with_record(|record| before.judge(pending.event.place, outbox, record))
+            {
                 Before::Publish => {}
                 Before::Delivered => {
                     self.counts.delivered_before += 1;
@@ -481,12 +612,28 @@ impl<S: Sink> Publisher<S> {
 
     /// Offers a record to the sink, and keeps it where there is no room.
     fn offer(&mut self, mut pending: Pending) -> Result<()> {
-        let Pending { record, event, is_isolated, .. } = &mut pending;
+        let Pending {
+            record,
+            event,
+            is_isolated,
+            ..
+        } = &mut pending;
         match record.with_record(|record| self.enqueue(record, event, *is_isolated)) {
             Ok(bytes) => {
-                let Pending { record, mut event, is_isolated, .. } = pending;
+                let Pending {
+                    record,
+                    mut event,
+                    is_isolated,
+                    ..
+                } = pending;
                 event.parks.take_if(|_| !is_isolated);
-                self.enqueued(bytes, InFlight { isolated: is_isolated.then_some(record), ..event })
+                self.enqueued(
+                    bytes,
+                    InFlight {
+                        isolated: is_isolated.then_some(record),
+                        ..event
+                    },
+                )
             }
             Err(EnqueueError::Full | EnqueueError::Finished) => {
                 self.pending = Some(pending);
@@ -496,14 +643,18 @@ impl<S: Sink> Publisher<S> {
         }
     }
 
-    /// The sink refuses the record: its event is given up. A dead letter that is too large goes without what is large in it.
-    /// Errors: such events are not given up (P3), or that was the dead letter.
+    /// The sink refuses the record: its event is given up. A dead letter that is too large goes
+    /// without what is large in it. Errors: such events are not given up (P3), or that was the dead
+    /// letter.
     #[cold]
     fn refused_at_once(&mut self, mut pending: Pending, error: Error) -> Result<()> {
         let event = &pending.event;
         if event.instead.is_some() {
             if error.kind() != Kind::RecordTooLarge || !pending.record.is_reducible() {
-                return Err(dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic));
+                return Err(dead_letter_refused(
+                    &error,
+                    &self.setup.delivery.dead_letter_topic,
+                ));
             }
             // A record that is too large for the producer is too large in any topic.
             pending.record = pending.record.reduced();
@@ -512,14 +663,24 @@ impl<S: Sink> Publisher<S> {
         if event.id.is_some() && error.kind().disposition() == Disposition::GiveUp {
             return self.give_up(pending.event, pending.record, &Verdict::of(error));
         }
-        let Place { commit_lsn, index, .. } = event.place;
-        let trace = pending.record.with_record(|record| trace_of(event.context.as_deref(), record));
+        let Place {
+            commit_lsn, index, ..
+        } = event.place;
+        let trace = pending
+            .record
+            .with_record(|record| trace_of(event.context.as_deref(), record));
         let trace_id = trace.map(|trace| trace.hex_id());
         Err(of_trace(error.of_row(pending.row), trace_id).of_event(commit_lsn, index))
     }
 
-    /// Hands a record to the sink, an isolated one once nothing is in flight. Gives the bytes it counts.
-    fn enqueue(&mut self, record: &Record<'_>, event: &mut InFlight, is_isolated: bool) -> Result<usize, EnqueueError> {
+    /// Hands a record to the sink, an isolated one once nothing is in flight. Gives the bytes it
+    /// counts.
+    fn enqueue(
+        &mut self,
+        record: &Record<'_>,
+        event: &mut InFlight,
+        is_isolated: bool,
+    ) -> Result<usize, EnqueueError> {
         let ticket = event.ticket.unwrap_or(self.ledger.next());
         match is_isolated {
             true if self.ledger.in_flight_events() > 0 => return Err(EnqueueError::Full),
@@ -529,7 +690,9 @@ impl<S: Sink> Publisher<S> {
         event.refusing = self.quarantine.topics.refusing(record.topic);
         let bytes = record.bytes();
         if event.ticket.is_none() {
-            self.batches.enqueued(ticket, event.place, bytes, || trace_of(event.context.as_deref(), record));
+            self.batches.enqueued(ticket, event.place, bytes, || {
+                trace_of(event.context.as_deref(), record)
+            });
         }
         Ok(bytes)
     }
@@ -541,7 +704,9 @@ impl<S: Sink> Publisher<S> {
         }
         self.counts.enqueued += 1;
         self.transaction.enqueued();
-        self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)?;
+        self.ledger
+            .enqueued(bytes, event.committed_at_us, event.needed())
+            .map_err(contradiction)?;
         self.counts.queue_full += u64::from(!self.ledger.has_room());
         Ok(())
     }
@@ -556,8 +721,9 @@ impl<S: Sink> Publisher<S> {
     /// Takes in delivery reports.
     ///
     /// # Errors
-    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. A
-    /// failure of an event that can be given up heals: the next producer finds out which event it is.
+    /// The first failure, with the event it happened to. Every ack beside it was taken in; the
+    /// producer is finished. A failure of an event that can be given up heals: the next producer
+    /// finds out which event it is.
     pub fn delivered(&mut self) -> Result<()> {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         let mut failure = None;
@@ -581,7 +747,9 @@ impl<S: Sink> Publisher<S> {
             }
         }
         self.release();
-        let failure = failure.map_or(Ok(()), |failure| Err(self.judge_refused(&deliveries, failure)));
+        let failure = failure.map_or(Ok(()), |failure| {
+            Err(self.judge_refused(&deliveries, failure))
+        });
         // The buffer is used again.
         deliveries.clear();
         self.deliveries = deliveries;
@@ -598,7 +766,10 @@ impl<S: Sink> Publisher<S> {
             if self.quarantine.topics.give_up_next(topic, error.clone()) {
                 self.counts.attempt_failed(error.kind().class());
             }
-            return Error::new(Kind::BusUnreachable, format!("parking events for topic {topic}: {error}"));
+            return Error::new(
+                Kind::BusUnreachable,
+                format!("parking events for topic {topic}: {error}"),
+            );
         }
         match self.ledger.whereabouts(ticket) {
             Some(at) => error.of_event(at.commit_lsn, at.index),
@@ -613,7 +784,9 @@ impl<S: Sink> Publisher<S> {
 
     /// Handles events that are delivered by now, oldest first.
     fn release(&mut self) {
-        self.batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
+        self.batches.acked(Ticket(
+            self.ledger.next().0 - self.ledger.in_flight_events() as u64,
+        ));
         while let Some((before, event)) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
             if let Some(record) = event.isolated.take() {
@@ -621,7 +794,8 @@ impl<S: Sink> Publisher<S> {
             }
             event.parks = None;
             if let Some(write_back) = event.write_back.take() {
-                self.write_backs.push(before, write_back, event.xid, event.committed_at_us);
+                self.write_backs
+                    .push(before, write_back, event.xid, event.committed_at_us);
             }
             if self.transaction.is_used() {
                 self.transaction.uncommitted.push(*event);
@@ -651,19 +825,25 @@ impl<S: Sink> Publisher<S> {
         let ticket = event.ticket.unwrap_or(self.ledger.next());
         match event.ticket {
             Some(ticket) => self.ledger.set_event(ticket, event.needed()),
-            None => self.ledger.enqueued(0, event.committed_at_us, event.needed()).map_err(contradiction)?,
+            None => self
+                .ledger
+                .enqueued(0, event.committed_at_us, event.needed())
+                .map_err(contradiction)?,
         }
         self.ledger.acked(ticket).map_err(contradiction)?;
         self.release();
         Ok(())
     }
 
-    /// The transaction of the bus is committed: what was acked will not come again. Gives the number of its events, if one is used.
+    /// The transaction of the bus is committed: what was acked will not come again. Gives the
+    /// number of its events, if one is used.
     pub fn committed(&mut self) -> Option<u64> {
         for event in std::mem::take(&mut self.transaction.uncommitted) {
             self.finish(&event);
         }
-        self.transaction.is_used().then(|| self.transaction.committed())
+        self.transaction
+            .is_used()
+            .then(|| self.transaction.committed())
     }
 
     /// Up to where every event is delivered, and written back where rows are.
@@ -676,9 +856,11 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.marked(self.ledger.delivered())
     }
 
-    /// Drops a pending record whose topic's tail is not read: the server sends its event again to the next session.
+    /// Drops a pending record whose topic's tail is not read: the server sends its event again to
+    /// the next session.
     pub fn forget_unread(&mut self) {
-        self.pending.take_if(|pending| pending.unread_tail.is_some());
+        self.pending
+            .take_if(|pending| pending.unread_tail.is_some());
     }
 
     // Refusals: which event the broker refused, and what follows.
@@ -690,14 +872,21 @@ impl<S: Sink> Publisher<S> {
             Delivery::Failed(ticket, error) => Some((ticket, error)),
             Delivery::Acked(_) | Delivery::Refused(..) => None,
         });
-        // How often the topic may refuse it, where the row of the first event that it refused says so.
+        // How often the topic may refuse it, where the row of the first event that it refused says
+        // so.
         let topic = failure.topic();
-        let of_topic = refused.clone().filter(|(_, error)| topic.is_some() && error.topic() == topic);
+        let of_topic = refused
+            .clone()
+            .filter(|(_, error)| topic.is_some() && error.topic() == topic);
         let first = of_topic.map(|(ticket, _)| *ticket).min();
-        failure.max_attempts = first.and_then(|ticket| self.ledger.event(ticket)?.as_deref()?.max_attempts);
-        let is_given_up = |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
+        failure.max_attempts =
+            first.and_then(|ticket| self.ledger.event(ticket)?.as_deref()?.max_attempts);
+        let is_given_up =
+            |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
         let refused: Vec<_> = refused.filter(|(_, error)| is_given_up(error)).collect();
-        let Some((_, first)) = refused.first() else { return failure };
+        let Some((_, first)) = refused.first() else {
+            return failure;
+        };
         let cause = format!("the broker refused a record; looking for it: {first}");
         if refused.len() > 1 {
             self.quarantine.with_others();
@@ -706,11 +895,15 @@ impl<S: Sink> Publisher<S> {
         for (ticket, error) in refused {
             let event = self.ledger.event(*ticket).and_then(Option::as_deref);
             judged &= event.is_some_and(|event| {
-                event.id.as_ref().is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
+                event
+                    .id
+                    .as_ref()
+                    .is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
             });
         }
         if judged {
-            Error::new(Kind::BusUnreachable, cause).remedy("wait: the log names the refused event and its remedy")
+            Error::new(Kind::BusUnreachable, cause)
+                .remedy("wait: the log names the refused event and its remedy")
         } else {
             dead_letter_refused(&failure, &self.setup.delivery.dead_letter_topic)
         }
@@ -720,7 +913,8 @@ impl<S: Sink> Publisher<S> {
     #[cold]
     fn refused_isolated(&mut self, ticket: Ticket, error: Error) -> Result<()> {
         let known = self.ledger.event_mut(ticket);
-        let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some())) else {
+        let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some()))
+        else {
             return Ok(());
         };
         let mut event = *event;
@@ -733,39 +927,80 @@ impl<S: Sink> Publisher<S> {
         self.give_up(event, record, &Verdict::of(error))
     }
 
-    /// Gives an event up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
+    /// Gives an event up as the configuration says; `record` is what it comes to, with an empty
+    /// topic where it has none.
     #[cold]
-    fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
-        self.batches.failed(event.ticket.unwrap_or(self.ledger.next()), Some(event.place), &verdict.error);
+    fn give_up(
+        &mut self,
+        mut event: InFlight,
+        record: OwnedRecord,
+        verdict: &Verdict,
+    ) -> Result<()> {
+        self.batches.failed(
+            event.ticket.unwrap_or(self.ledger.next()),
+            Some(event.place),
+            &verdict.error,
+        );
         let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
         let trace_id = trace.map(|trace| trace.hex_id());
-        let Some(id) = event.id.take() else { return Err(of_trace(verdict.error.clone(), trace_id)) };
-        let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
-        let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
+        let Some(id) = event.id.take() else {
+            return Err(of_trace(verdict.error.clone(), trace_id));
+        };
+        let class = verdict.error.kind().class();
+        let attempts = verdict.error.attempts;
+        let failure = Failure {
+            class,
+            cause: verdict.error.cause().to_owned(),
+            attempts,
+        };
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
-            let (why, fix) =
-                (Some(Failure { attempts: 1, ..failure }), self.setup.fix_of_given_up(&id, &verdict.error));
+            let why = Some(Failure {
+                attempts: 1,
+                ..failure
+            });
+            let fix = self.setup.fix_of_given_up(&id, &verdict.error);
             return record.with_record(|record| self.park(*parked, &event, record, why, fix));
         }
-        debug_assert_ne!(self.setup.delivery.on_error, OnError::Park, "P3: skipped in place of parked");
+        debug_assert_ne!(
+            self.setup.delivery.on_error,
+            OnError::Park,
+            "P3: skipped in place of parked"
+        );
         let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
-        let DeliveryConfig { on_error, dead_letter_topic, .. } = &self.setup.delivery;
-        let (slot, outbox, row, place) = (&self.setup.slot, &*rows.outbox, Shown::of(id.row.id()), event.place);
+        let DeliveryConfig {
+            on_error,
+            dead_letter_topic,
+            ..
+        } = &self.setup.delivery;
+        let slot = &self.setup.slot;
+        let outbox = &*rows.outbox;
+        let row = Shown::of(id.row.id());
+        let place = event.place;
         let cause = failure.cause.as_str();
         let dead_letters = *on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
         let again = self.quarantine.give_up(&id, verdict);
         let columns = event.context.as_ref().and_then(|context| context.columns());
         if again {
-            tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given up came again");
+            tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was \
+                given up came again");
         } else {
             self.counts.given_up(class);
             let fix = self.setup.fix_of_given_up(&id, &verdict.error);
-            tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place, class, cause, outcome,
+            tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place,
+                class, cause, outcome,
                 fix, "an event was given up");
         }
-        let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
+        let reason = Reason {
+            slot,
+            outbox,
+            row: id.row.id(),
+            place,
+            class,
+            cause,
+            attempts,
+        };
         let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
         let write_back = rows.on_failed(&id.row, failure);
         let Some(letter) = letter else {
@@ -773,25 +1008,55 @@ impl<S: Sink> Publisher<S> {
             if place.via != Via::Slot {
                 self.quarantine.forget(&id);
             }
-            let (id, instead) = (Some(id), Some(Instead::Nothing));
-            return self.done(InFlight { write_back, id, instead, ..event.without_record() });
+            let id = Some(id);
+            let instead = Some(Instead::Nothing);
+            return self.done(InFlight {
+                write_back,
+                id,
+                instead,
+                ..event.without_record()
+            });
         };
-        let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
-        let event = InFlight { write_back, id: Some(id), instead, ..event.without_record() };
-        let record = if verdict.without_value { letter.reduced() } else { letter };
-        self.offer(Pending { record, event, row, is_isolated: false, unread_tail: None })
+        let instead = Some(if again {
+            Instead::DeadLetterAgain
+        } else {
+            Instead::DeadLetter
+        });
+        let event = InFlight {
+            write_back,
+            id: Some(id),
+            instead,
+            ..event.without_record()
+        };
+        let record = if verdict.without_value {
+            letter.reduced()
+        } else {
+            letter
+        };
+        self.offer(Pending {
+            record,
+            event,
+            row,
+            is_isolated: false,
+            unread_tail: None,
+        })
     }
 
     // Parked events: those that cannot be delivered yet, and those behind them.
 
     /// The table of parked events is read from here on. Events on their way there are parked, too.
     pub fn begin_look(&mut self) {
-        let in_flight = self.ledger.events().flatten().filter_map(|event| event.write_back.as_ref()?.parked());
+        let in_flight = self
+            .ledger
+            .events()
+            .flatten()
+            .filter_map(|event| event.write_back.as_ref()?.parked());
         let under_way = self.write_backs.parked().chain(in_flight).map(waiting_as);
         self.parking.begin_look(under_way.collect());
     }
 
-    /// Parks an event: `why`, unless it is parked behind an earlier one. Later events of its aggregate are parked behind it.
+    /// Parks an event: `why`, unless it is parked behind an earlier one. Later events of its
+    /// aggregate are parked behind it.
     #[cold]
     fn park(
         &mut self,
@@ -801,8 +1066,12 @@ impl<S: Sink> Publisher<S> {
         why: Option<Failure>,
         fix: Option<String>,
     ) -> Result<()> {
-        let rows = self.rows.get(parked.row.outbox).ok_or_else(no_such_outbox)?;
-        let (slot, place) = (&self.setup.slot, parked.place);
+        let rows = self
+            .rows
+            .get(parked.row.outbox)
+            .ok_or_else(no_such_outbox)?;
+        let slot = &self.setup.slot;
+        let place = parked.place;
         if self.parking.holds(&parked.row, &place) {
             let is_unsure = self.parking.came_again(&parked.row, &place, rows, slot);
             self.counts.waiting_again += u64::from(is_unsure);
@@ -817,11 +1086,21 @@ impl<S: Sink> Publisher<S> {
             let outbox = &rows.outbox;
             let columns = event.context.as_ref().and_then(|context| context.columns());
             let trace_id = trace_of(event.context.as_deref(), record).map(|trace| trace.hex_id());
-            tracing::warn!(event = "event_parked", %slot, outbox, %row, trace_id, columns, %place, class, cause,
+            tracing::warn!(event = "event_parked", %slot, outbox, %row, trace_id, columns, %place,
+                class, cause,
                 outcome = "park", fix, "an event cannot be delivered, and is parked");
         }
-        if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
-            let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
+        if let Some(why) = parked
+            .why
+            .as_ref()
+            .filter(|why| why.class == Kind::TopicRefused.class())
+        {
+            let wait = self
+                .setup
+                .delivery
+                .retry
+                .within(event.max_attempts)
+                .wait(why.attempts, fastrand::f64());
             parked.retry_in_ms = wait.map(millis);
         }
         let is_parked = self.parking.park(waiting_as(&parked));
@@ -829,7 +1108,10 @@ impl<S: Sink> Publisher<S> {
         self.counts.parked += 1;
         self.write_backs.expect(&parked);
         let write_back = Some(rows.on_parked(parked));
-        self.done(InFlight { write_back, ..event.without_record() })
+        self.done(InFlight {
+            write_back,
+            ..event.without_record()
+        })
     }
 }
 
@@ -838,9 +1120,14 @@ fn typed(id: &[u8]) -> &str {
     let is_plain = |id: &&str| {
         id.len() <= 100
             && id.starts_with(|first: char| first.is_ascii_alphanumeric())
-            && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+            && id
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
-    std::str::from_utf8(id).ok().filter(is_plain).unwrap_or("ID")
+    std::str::from_utf8(id)
+        .ok()
+        .filter(is_plain)
+        .unwrap_or("ID")
 }
 
 fn dead_letter_refused(error: &Error, topic: &str) -> Error {
@@ -851,15 +1138,24 @@ fn dead_letter_refused(error: &Error, topic: &str) -> Error {
         Disposition::Retry | Disposition::Halt => return error.clone(),
     }
     Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
-        "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
+        "give topic {topic} a larger max.message.bytes and no compaction, name another one in \
+         delivery.dead_letter_topic, or \
          set delivery.on_error to stop"
     ))
 }
 
 fn waiting_as(event: &ParkedEvent) -> ParkedRef {
-    let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
+    let is_refused = event
+        .why
+        .as_ref()
+        .is_some_and(|why| why.class == Kind::TopicRefused.class());
     let refused_by = event.topic.clone().filter(|_| is_refused);
-    ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
+    ParkedRef {
+        row: event.row.clone(),
+        place: event.place,
+        key: event.key.clone(),
+        refused_by,
+    }
 }
 
 /// Whole milliseconds; the greatest number for more than fit.
@@ -869,24 +1165,35 @@ pub fn millis(duration: Duration) -> i64 {
 
 /// The trace of an event: of its column, else of its record's header.
 fn trace_of(context: Option<&Context>, record: &Record<'_>) -> Option<TraceContext> {
-    context.and_then(|context| context.trace).or_else(|| TraceContext::of_headers(record.headers))
+    context
+        .and_then(|context| context.trace)
+        .or_else(|| TraceContext::of_headers(record.headers))
 }
 
 /// `error`, which ends the relay, with the trace of its event.
 fn of_trace(error: Error, trace_id: Option<String>) -> Error {
-    trace_id.into_iter().fold(error, |error, trace_id| error.about(format_args!("trace {trace_id}")))
+    trace_id.into_iter().fold(error, |error, trace_id| {
+        error.about(format_args!("trace {trace_id}"))
+    })
 }
 
-/// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.
+/// The record of `event` goes without a header of its row, because the name of that header is
+/// walrelay's own.
 #[cold]
 fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. }: &Setup) {
-    /// Outboxes with a warning: a writer of such headers writes them into every row, and a producer does not live long.
+    /// Outboxes with a warning: a writer of such headers writes them into every row, and a producer
+    /// does not live long.
     static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
-    let outbox = outboxes.get(event.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
+    let outbox = outboxes
+        .get(event.outbox)
+        .map(|outbox| outbox.source.to_string())
+        .unwrap_or_default();
     if WARNED.lock().insert((slot.to_string(), outbox.clone())) {
-        let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
+        let row = Shown::of(event.id());
+        let header = Shown::of(header.as_bytes());
         tracing::warn!(event = "header_omitted", %slot, outbox, %row, %header,
-            "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
+            "names of headers that begin with walrelay- are reserved; such headers of rows are \
+             omitted (logged once for \
              each outbox; rename the headers)");
     }
 }
@@ -894,27 +1201,41 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. 
 #[cold]
 fn stops_at_copy(event: &Event<'_>, slot: &SlotName) -> Error {
     let cause = format!(
-        "slot {slot}: the row was copied: transaction {} wrote it, and its transaction column has another one; \
+        "slot {slot}: the row was copied: transaction {} wrote it, and its transaction column has \
+         another one; \
          outbox.copied_rows is stop",
         event.xid.unwrap_or_default()
     );
-    let Place { commit_lsn, index, .. } = event.place;
+    let Place {
+        commit_lsn, index, ..
+    } = event.place;
     let error = Error::new(Kind::Event, cause).remedy(
-        "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where their events are \
+        "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where \
+         their events are \
          published already",
     );
-    error.of_row(Shown::of(event.id())).of_event(commit_lsn, index)
+    error
+        .of_row(Shown::of(event.id()))
+        .of_event(commit_lsn, index)
 }
 
 /// The assembler counts outboxes as the configuration does.
 #[cold]
 fn no_such_outbox() -> Error {
-    Error::new(Kind::Bug, "an event is from an outbox that is not configured")
+    Error::new(
+        Kind::Bug,
+        "an event is from an outbox that is not configured",
+    )
 }
 
 /// The source contradicts itself or us: nothing it says may be confirmed any more.
 pub fn contradiction(error: LedgerError) -> Error {
-    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}")).remedy(
-        "nothing was confirmed past this point; start walrelay again, and report the error with the log if it returns",
+    Error::new(
+        Kind::Bug,
+        format_args!("the stream of changes contradicts itself: {error}"),
+    )
+    .remedy(
+        "nothing was confirmed past this point; start walrelay again, and report the error with \
+         the log if it returns",
     )
 }

@@ -13,15 +13,19 @@ use crate::position::Lsn;
 use crate::publisher::write_back::RowPolicy;
 use crate::route::Record;
 
-/// Events that may be parked: what an operator can look through, and some 40 MB of memory, twice that while the table is read.
+/// Events that may be parked: what an operator can look through, and some 40 MB of memory, twice
+/// that while the table is read.
 const EVENTS_MAX: usize = 100_000;
-/// How many more may be parked where the table has that many at the start: requested drops are done first, and take a moment.
+/// How many more may be parked where the table has that many at the start: requested drops are done
+/// first, and take a moment.
 const AT_START: usize = 10_000;
 
-/// Which events are parked, by row and by aggregate. It has each event that the table has, or is about to have.
+/// Which events are parked, by row and by aggregate. It has each event that the table has, or is
+/// about to have.
 #[derive(Debug, Clone, Default)]
 pub struct ParkedIndex {
-    /// By [`short`] names, as the keys are. Several of one row are several events: its id was used again.
+    /// By [`short`] names, as the keys are. Several of one row are several events: its id was used
+    /// again.
     rows: HashMap<RowId, Vec<ParkedEntry>>,
     /// How many events.
     pub count: usize,
@@ -33,7 +37,8 @@ pub struct ParkedIndex {
     beyond: usize,
     /// While the table is read: events that were on their way to it, or were parked since.
     since_look: Option<Vec<ParkedRef>>,
-    /// Outboxes for which it was logged that an event came again which is known by its row key alone.
+    /// Outboxes for which it was logged that an event came again which is known by its row key
+    /// alone.
     warned: HashSet<usize>,
 }
 
@@ -52,7 +57,8 @@ struct ParkedEntry {
     refused_by: Option<Arc<str>>,
 }
 
-/// Results of a pass of retries, sent at once: until then, later events are parked behind delivered ones.
+/// Results of a pass of retries, sent at once: until then, later events are parked behind delivered
+/// ones.
 #[derive(Debug, Default)]
 pub struct RetryReport {
     /// Events that were delivered or dropped.
@@ -76,14 +82,18 @@ impl ParkedIndex {
         self.entries(row).is_some() || self.entries(&by_id()).is_some()
     }
 
-    /// Whether this event has to be parked: it is already, another of its aggregate is, or its topic takes no records.
+    /// Whether this event has to be parked: it is already, another of its aggregate is, or its
+    /// topic takes no records.
     pub(crate) fn must_park(&self, row: &RowId, place: &Place, record: &Record<'_>) -> bool {
-        self.holds(row, place) || self.is_blocked(row.outbox, record.key, place) || self.is_refusing(record.topic)
+        self.holds(row, place)
+            || self.is_blocked(row.outbox, record.key, place)
+            || self.is_refusing(record.topic)
     }
 
     /// Whether the event of this row and place is parked.
     pub fn holds(&self, row: &RowId, place: &Place) -> bool {
-        self.entries(row).is_some_and(|entries| entries.iter().any(|entry| entry.place.is_same_event(place)))
+        self.entries(row)
+            .is_some_and(|entries| entries.iter().any(|entry| entry.place.is_same_event(place)))
     }
 
     fn entries(&self, row: &RowId) -> Option<&Vec<ParkedEntry>> {
@@ -92,7 +102,8 @@ impl ParkedIndex {
 
     /// Whether an event of this key and place has to be parked behind another.
     ///
-    /// One before all parked ones was delivered before the first of them was parked: behind them a copy would be out of order.
+    /// One before all parked ones was delivered before the first of them was parked: behind them a
+    /// copy would be out of order.
     pub(crate) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
         let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(&*short(key)));
         aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
@@ -103,20 +114,33 @@ impl ParkedIndex {
         !self.refusing.is_empty() && self.refusing.contains_key(topic)
     }
 
-    /// A parked event came again. If only its row key says so, it could be another event: that is logged, and to be counted.
-    pub(crate) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) -> bool {
-        // Rows of such a table are pending while their events are parked, and are found with each look.
+    /// A parked event came again. If only its row key says so, it could be another event: that is
+    /// logged, and to be counted.
+    pub(crate) fn came_again(
+        &mut self,
+        row: &RowId,
+        place: &Place,
+        rows: &RowPolicy,
+        slot: &SlotName,
+    ) -> bool {
+        // Rows of such a table are pending while their events are parked, and are found with each
+        // look.
         let is_usual = rows.upkeep.pending.is_some() && place.via == Via::Table;
-        let is_sure = self.entries(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
+        let is_sure = self
+            .entries(row)
+            .is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
         if is_usual || is_sure {
             return false;
         }
-        let (outbox, row_id) = (&rows.outbox, Shown::of(row.id()));
+        let outbox = &rows.outbox;
+        let row_id = Shown::of(row.id());
         if place.via == Via::Replay || self.warned.insert(row.outbox) {
             tracing::warn!(event = "parked_event_repeated", %slot, outbox, row = %row_id, %place,
-                "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)");
+                "a row came whose event is parked already, by its row key; it is not published now \
+                 (further ones are counted)");
         } else {
-            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event is parked already");
+            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event is \
+                parked already");
         }
         true
     }
@@ -127,7 +151,8 @@ impl ParkedIndex {
             let cause = format!("{} events are parked, which is the limit", self.count);
             return Err(Error::new(Kind::Event, cause)
                 .remedy(Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
-                "; while the relay is stopped, ask for retries and drops with `parked retry` and `parked drop`: the \
+                "; while the relay is stopped, ask for retries and drops with `parked retry` and \
+                 `parked drop`: the \
                      relay does them first at its next start",
             )));
         }
@@ -144,36 +169,68 @@ impl ParkedIndex {
         }
     }
 
-    fn add(&mut self, ParkedRef { row, place, key, refused_by }: ParkedRef) {
+    fn add(
+        &mut self,
+        ParkedRef {
+            row,
+            place,
+            key,
+            refused_by,
+        }: ParkedRef,
+    ) {
         self.count += 1;
         let key = key.map(|key| {
             let key = short(&key);
             let aggregates = self.aggregates.entry(row.outbox).or_default();
-            let shared = aggregates.get_key_value(&*key).map(|(shared, _)| Arc::clone(shared));
+            let shared = aggregates
+                .get_key_value(&*key)
+                .map(|(shared, _)| Arc::clone(shared));
             let key = shared.unwrap_or_else(|| Arc::from(key));
-            let aggregate = aggregates.entry(Arc::clone(&key)).or_insert(Aggregate { count: 0, first: of(&place) });
+            let aggregate = aggregates.entry(Arc::clone(&key)).or_insert(Aggregate {
+                count: 0,
+                first: of(&place),
+            });
             aggregate.count += 1;
             aggregate.first = aggregate.first.min(of(&place));
             key
         });
         let refused_by = refused_by.map(|topic| {
-            let shared = self.refusing.get_key_value(topic.as_str()).map(|(shared, _)| Arc::clone(shared));
+            let shared = self
+                .refusing
+                .get_key_value(topic.as_str())
+                .map(|(shared, _)| Arc::clone(shared));
             let topic = shared.unwrap_or_else(|| Arc::from(topic));
             *self.refusing.entry(Arc::clone(&topic)).or_default() += 1;
             topic
         });
         // Most rows have one event.
-        let entries = self.rows.entry(short_row(&row).into_owned()).or_insert_with(|| Vec::with_capacity(1));
-        entries.push(ParkedEntry { place, key, refused_by });
+        let entries = self
+            .rows
+            .entry(short_row(&row).into_owned())
+            .or_insert_with(|| Vec::with_capacity(1));
+        entries.push(ParkedEntry {
+            place,
+            key,
+            refused_by,
+        });
     }
 
-    /// This event is parked no longer. With the last one its aggregate continues, and so does the topic that refused it.
+    /// This event is parked no longer. With the last one its aggregate continues, and so does the
+    /// topic that refused it.
     pub fn release(&mut self, ParkedRef { row, place, .. }: &ParkedRef) {
         let name = short_row(row);
-        let Some(entries) = self.rows.get_mut(&*name) else { return };
+        let Some(entries) = self.rows.get_mut(&*name) else {
+            return;
+        };
         let exactly = entries.iter().position(|entry| entry.place == *place);
-        let at = exactly.or_else(|| entries.iter().position(|entry| entry.place.is_same_event(place)));
-        let Some(entry) = at.map(|at| entries.swap_remove(at)) else { return };
+        let at = exactly.or_else(|| {
+            entries
+                .iter()
+                .position(|entry| entry.place.is_same_event(place))
+        });
+        let Some(entry) = at.map(|at| entries.swap_remove(at)) else {
+            return;
+        };
         if entries.is_empty() {
             self.rows.remove(&*name);
         }
@@ -197,15 +254,28 @@ impl ParkedIndex {
     }
 
     /// Takes in results of a pass of retries.
-    pub fn retried(&mut self, RetryReport { released, accepting, table }: RetryReport, slot: &SlotName) {
+    pub fn retried(
+        &mut self,
+        RetryReport {
+            released,
+            accepting,
+            table,
+        }: RetryReport,
+        slot: &SlotName,
+    ) {
         accepting.iter().for_each(|topic| self.accepts(topic));
         released.iter().for_each(|event| self.release(event));
         // Of a look that an earlier session began nothing counts.
-        let Some(table) = table.filter(|_| self.since_look.is_some()) else { return };
+        let Some(table) = table.filter(|_| self.since_look.is_some()) else {
+            return;
+        };
         let before = std::mem::take(&mut self.rows);
         self.reload(table);
-        // A pass that could not report it has taken them away, or another relay, or somebody by hand.
-        let gone = before.iter().flat_map(|(row, entries)| entries.iter().map(move |entry| (row, &entry.place)));
+        // A pass that could not report it has taken them away, or another relay, or somebody by
+        // hand.
+        let gone = before
+            .iter()
+            .flat_map(|(row, entries)| entries.iter().map(move |entry| (row, &entry.place)));
         let gone = gone.filter(|(row, place)| !self.holds(row, place)).count();
         if gone > 0 {
             tracing::info!(event = "parked_events_removed", %slot, events = gone,
@@ -216,7 +286,13 @@ impl ParkedIndex {
     fn accepts(&mut self, topic: &str) {
         if self.refusing.remove(topic).is_some() {
             let entries = self.rows.values_mut().flatten();
-            entries.for_each(|entry| drop(entry.refused_by.take_if(|refused_by| **refused_by == *topic)));
+            entries.for_each(|entry| {
+                drop(
+                    entry
+                        .refused_by
+                        .take_if(|refused_by| **refused_by == *topic),
+                )
+            });
         }
     }
 
@@ -233,19 +309,25 @@ impl ParkedIndex {
         self.beyond = over.map_or(0, |over| over + AT_START);
     }
 
-    /// The same while a session lasts: a topic that took a record since does not refuse for what the table says.
+    /// The same while a session lasts: a topic that took a record since does not refuse for what
+    /// the table says.
     fn reload(&mut self, mut table: Vec<ParkedRef>) {
         for event in table.iter_mut().chain(self.since_look.iter_mut().flatten()) {
-            event.refused_by.take_if(|topic| !self.refusing.contains_key(topic.as_str()));
+            event
+                .refused_by
+                .take_if(|topic| !self.refusing.contains_key(topic.as_str()));
         }
         self.load(table);
     }
 
-    /// The index is the content of the table, and events that were on their way there or were parked since.
+    /// The index is the content of the table, and events that were on their way there or were
+    /// parked since.
     fn load(&mut self, table: Vec<ParkedRef>) {
         let since_look = self.since_look.take().unwrap_or_default();
-        (self.rows, self.count) = (HashMap::new(), 0);
-        (self.aggregates, self.refusing) = (HashMap::new(), HashMap::new());
+        self.rows = HashMap::new();
+        self.count = 0;
+        self.aggregates = HashMap::new();
+        self.refusing = HashMap::new();
         // Each is one that will be released, whatever its place says.
         table.into_iter().for_each(|event| self.add(event));
         since_look.into_iter().for_each(|event| self.put(event));
@@ -256,16 +338,24 @@ impl ParkedIndex {
 fn short_row(row: &RowId) -> Cow<'_, RowId> {
     match short(&row.key) {
         Cow::Borrowed(_) => Cow::Borrowed(row),
-        Cow::Owned(key) => Cow::Owned(RowId { outbox: row.outbox, key }),
+        Cow::Owned(key) => Cow::Owned(RowId {
+            outbox: row.outbox,
+            key,
+        }),
     }
 }
 
 /// Where an event is in the log.
 type Where = (Lsn, u64);
 
-/// That of this one, and the very beginning for one that was read from the table: it may be anywhere.
+/// That of this one, and the very beginning for one that was read from the table: it may be
+/// anywhere.
 fn of(place: &Place) -> Where {
-    if place.via == Via::Slot { (place.commit_lsn, place.index) } else { (Lsn::default(), 0) }
+    if place.via == Via::Slot {
+        (place.commit_lsn, place.index)
+    } else {
+        (Lsn::default(), 0)
+    }
 }
 
 /// After the first fault, and twice as long after each further one.
@@ -274,7 +364,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Blocked entries that were not retried for this long are removed.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// Retries since the start of the process: events that the bus and the table both have, and blocked aggregates.
+/// Retries since the start of the process: events that the bus and the table both have, and blocked
+/// aggregates.
 #[derive(Debug, Default)]
 pub struct RetryMemory {
     /// By the row of the table, with their places: a table that was made anew counts from 1 again.
@@ -317,7 +408,11 @@ impl RetryMemory {
 
     /// A fault blocks it. Gives the pause, and whether to warn: once, and only if it `warns`.
     pub fn block(&mut self, retry: Retry, now: Instant, warns: bool) -> (Duration, bool) {
-        let new = Blocked { until: now, pause: PAUSE / 2, is_logged: false };
+        let new = Blocked {
+            until: now,
+            pause: PAUSE / 2,
+            is_logged: false,
+        };
         let blocked = self.blocked.entry(retry).or_insert(new);
         blocked.pause = (blocked.pause * 2).min(PAUSE_MAX);
         blocked.until = now + blocked.pause;
@@ -333,14 +428,27 @@ impl RetryMemory {
 
     /// Whether it waits at `now`.
     pub fn is_paused(&self, retry: &Retry, now: Instant) -> bool {
-        self.blocked.get(retry).is_some_and(|blocked| blocked.until > now)
+        self.blocked
+            .get(retry)
+            .is_some_and(|blocked| blocked.until > now)
     }
 
     /// Events whose pauses are not over.
     pub fn paused(&mut self, now: Instant) -> Vec<i64> {
         self.blocked.retain(|_, blocked| blocked.until + KEPT > now);
-        let paused = self.blocked.iter().filter(|(_, blocked)| blocked.until > now);
-        paused.filter_map(|(retry, _)| if let Retry::Event(id) = retry { Some(*id) } else { None }).collect()
+        let paused = self
+            .blocked
+            .iter()
+            .filter(|(_, blocked)| blocked.until > now);
+        paused
+            .filter_map(|(retry, _)| {
+                if let Retry::Event(id) = retry {
+                    Some(*id)
+                } else {
+                    None
+                }
+            })
+            .collect()
     }
 
     /// Whether a fault blocked the event when it was tried last.
@@ -353,15 +461,30 @@ impl RetryMemory {
 mod tests {
     use super::*;
 
-    const SLOT: Place = Place { commit_lsn: Lsn::new(100), index: 0, via: Via::Slot };
+    const SLOT: Place = Place {
+        commit_lsn: Lsn::new(100),
+        index: 0,
+        via: Via::Slot,
+    };
 
     fn row(id: u8) -> RowId {
-        RowId { outbox: 0, key: vec![id] }
+        RowId {
+            outbox: 0,
+            key: vec![id],
+        }
     }
 
     fn waiting(outbox: usize, id: u8, key: Option<&str>) -> ParkedRef {
-        let row = RowId { outbox, key: vec![id] };
-        ParkedRef { row, place: SLOT, key: key.map(|key| key.into()), refused_by: None }
+        let row = RowId {
+            outbox,
+            key: vec![id],
+        };
+        ParkedRef {
+            row,
+            place: SLOT,
+            key: key.map(|key| key.into()),
+            refused_by: None,
+        }
     }
 
     fn of_a(id: u8) -> ParkedRef {
@@ -381,12 +504,25 @@ mod tests {
     /// The table was read. Gives how many events fewer are parked.
     fn read(parking: &mut ParkedIndex, table: Vec<ParkedRef>) -> usize {
         let before = parking.count;
-        parking.retried(RetryReport { table: Some(table), ..RetryReport::default() }, &"orders".parse().unwrap());
+        parking.retried(
+            RetryReport {
+                table: Some(table),
+                ..RetryReport::default()
+            },
+            &"orders".parse().unwrap(),
+        );
         before - parking.count
     }
 
     fn at(commit_lsn: u64, index: u64, via: Via) -> ParkedRef {
-        ParkedRef { place: Place { commit_lsn: Lsn::new(commit_lsn), index, via }, ..of_a(1) }
+        ParkedRef {
+            place: Place {
+                commit_lsn: Lsn::new(commit_lsn),
+                index,
+                via,
+            },
+            ..of_a(1)
+        }
     }
 
     #[test]
@@ -399,7 +535,9 @@ mod tests {
         }
         assert!(blocks(&parking, "a") && parking.holds(&row(3), &SLOT));
         assert!(
-            !parking.is_blocked(1, Some(b"a"), &SLOT) && !blocks(&parking, "b") && !parking.is_blocked(0, None, &SLOT)
+            !parking.is_blocked(1, Some(b"a"), &SLOT)
+                && !blocks(&parking, "b")
+                && !parking.is_blocked(0, None, &SLOT)
         );
         parking.release(&of_a(1));
         parking.release(&of_a(1));
@@ -414,15 +552,29 @@ mod tests {
     fn a_repeated_event_from_before_all_parked_ones_is_not_blocked() {
         use Via::{Slot, Table};
         let mut parking = ParkedIndex::default();
-        let is_blocked = |parking: &ParkedIndex, of: &ParkedRef| parking.is_blocked(0, Some(b"a"), &of.place);
+        let is_blocked =
+            |parking: &ParkedIndex, of: &ParkedRef| parking.is_blocked(0, Some(b"a"), &of.place);
         parking.park(at(200, 3, Slot)).unwrap();
         parking.park(at(300, 0, Slot)).unwrap();
-        assert!(!is_blocked(&parking, &at(200, 2, Slot)) && !is_blocked(&parking, &at(100, 9, Slot)));
-        for later in [at(200, 3, Slot), at(200, 4, Slot), at(250, 0, Slot), at(400, 0, Slot), at(100, 0, Table)] {
+        assert!(
+            !is_blocked(&parking, &at(200, 2, Slot)) && !is_blocked(&parking, &at(100, 9, Slot))
+        );
+        for later in [
+            at(200, 3, Slot),
+            at(200, 4, Slot),
+            at(250, 0, Slot),
+            at(400, 0, Slot),
+            at(100, 0, Table),
+        ] {
             assert!(is_blocked(&parking, &later), "{later:?}");
         }
         // Rows that were read from the table may be of any time.
-        parking.park(ParkedRef { row: row(2), ..at(500, 0, Table) }).unwrap();
+        parking
+            .park(ParkedRef {
+                row: row(2),
+                ..at(500, 0, Table)
+            })
+            .unwrap();
         assert!(is_blocked(&parking, &at(100, 0, Slot)));
     }
 
@@ -437,7 +589,10 @@ mod tests {
             assert!(holds(&parking, &same), "{same:?}");
         }
         for other in [at(100, 1, Slot), at(200, 0, Slot), at(100, 0, Table)] {
-            assert!(!holds(&parking, &other) && parking.holds_row(&other.row), "{other:?}");
+            assert!(
+                !holds(&parking, &other) && parking.holds_row(&other.row),
+                "{other:?}"
+            );
         }
         parking.park(at(200, 0, Slot)).unwrap();
         assert_eq!(parking.count, 2);
@@ -455,11 +610,19 @@ mod tests {
 
     #[test]
     fn an_event_being_parked_and_already_in_the_table_counts_once() {
-        let (mut parking, one) = (ParkedIndex::default(), at(100, 0, Via::Slot));
+        let mut parking = ParkedIndex::default();
+        let one = at(100, 0, Via::Slot);
         let copy = at(700, 0, Via::Table);
         // The table can have a copy that two relays made at once: both go one day.
-        begin(&mut parking, vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
-        assert_eq!(parking.count, 2, "the last was there when the copy was read");
+        begin(
+            &mut parking,
+            vec![one.clone(), copy.clone()],
+            vec![one.clone(), at(300, 0, Via::Slot)],
+        );
+        assert_eq!(
+            parking.count, 2,
+            "the last was there when the copy was read"
+        );
         parking.release(&one);
         assert!(blocks(&parking, "a"));
         parking.release(&copy);
@@ -484,30 +647,60 @@ mod tests {
         parking.park(later.clone()).unwrap();
         // It is parked since the look began, and in the table by now.
         parking.park(waiting(0, 5, None)).unwrap();
-        assert_eq!(read(&mut parking, vec![stays.clone(), waiting(0, 5, None)]), 1);
-        assert!(!parking.holds_row(&gone.row) && blocks(&parking, "a"), "a later one is parked");
-        assert!(parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count == 4);
-        assert_eq!(read(&mut parking, Vec::new()), 0, "an earlier session began that look");
+        assert_eq!(
+            read(&mut parking, vec![stays.clone(), waiting(0, 5, None)]),
+            1
+        );
+        assert!(
+            !parking.holds_row(&gone.row) && blocks(&parking, "a"),
+            "a later one is parked"
+        );
+        assert!(
+            parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count == 4
+        );
+        assert_eq!(
+            read(&mut parking, Vec::new()),
+            0,
+            "an earlier session began that look"
+        );
         parking.begin_look(Vec::new());
         assert_eq!(read(&mut parking, vec![later, under_way]), 2);
         assert!(!blocks(&parking, "b") && blocks(&parking, "a"));
         parking.begin_look(Vec::new());
-        assert_eq!((read(&mut parking, Vec::new()), parking.is_any()), (2, false));
+        assert_eq!(
+            (read(&mut parking, Vec::new()), parking.is_any()),
+            (2, false)
+        );
         assert!(!blocks(&parking, "a") && !blocks(&parking, "c"));
     }
 
     #[test]
     fn a_topic_counts_as_refusing_until_a_record_is_accepted_or_none_is_parked() {
         let mut parking = ParkedIndex::default();
-        let refused = |id, topic: &str| ParkedRef { refused_by: Some(topic.to_owned()), ..of_a(id) };
-        begin(&mut parking, vec![refused(1, "orders"), refused(2, "mail")], Vec::new());
-        assert!(parking.is_refusing("orders") && parking.is_refusing("mail") && !parking.is_refusing("other"));
+        let refused = |id, topic: &str| ParkedRef {
+            refused_by: Some(topic.to_owned()),
+            ..of_a(id)
+        };
+        begin(
+            &mut parking,
+            vec![refused(1, "orders"), refused(2, "mail")],
+            Vec::new(),
+        );
+        assert!(
+            parking.is_refusing("orders")
+                && parking.is_refusing("mail")
+                && !parking.is_refusing("other")
+        );
         // It is on its way to the table while the topic takes a record.
         parking.park(refused(3, "orders")).unwrap();
         parking.accepts("orders");
         parking.begin_look(vec![refused(3, "orders")]);
         read(&mut parking, vec![refused(1, "orders"), refused(2, "mail")]);
-        assert!(!parking.is_refusing("orders") && parking.is_refusing("mail") && parking.holds_row(&row(3)));
+        assert!(
+            !parking.is_refusing("orders")
+                && parking.is_refusing("mail")
+                && parking.holds_row(&row(3))
+        );
         for event in [refused(4, "orders"), refused(5, "orders"), of_a(6)] {
             parking.park(event).unwrap();
         }
@@ -516,7 +709,10 @@ mod tests {
         parking.release(&refused(4, "orders"));
         assert!(parking.is_refusing("orders"));
         parking.release(&of_a(5));
-        assert!(!parking.is_refusing("orders") && parking.is_any(), "they were dropped");
+        assert!(
+            !parking.is_refusing("orders") && parking.is_any(),
+            "they were dropped"
+        );
         begin(&mut parking, Vec::new(), Vec::new());
         assert!(!parking.is_any() && !blocks(&parking, "a"));
     }
@@ -524,8 +720,14 @@ mod tests {
     #[test]
     fn the_number_of_parked_events_is_limited() {
         let mut parking = ParkedIndex::default();
-        let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
-        let one = |number| ParkedRef { row: id(number), ..waiting(0, 0, None) };
+        let id = |number: usize| RowId {
+            outbox: 0,
+            key: number.to_be_bytes().to_vec(),
+        };
+        let one = |number| ParkedRef {
+            row: id(number),
+            ..waiting(0, 0, None)
+        };
         let of = |count: usize| (1..=count).map(one).collect();
         // A relay that stopped for the limit gets the time to do what was asked.
         begin(&mut parking, of(EVENTS_MAX), Vec::new());
@@ -533,7 +735,10 @@ mod tests {
         begin(&mut parking, of(EVENTS_MAX - 1), Vec::new());
         parking.park(waiting(0, 2, None)).unwrap();
         let error = parking.park(waiting(0, 1, None)).unwrap_err();
-        assert!(error.kind().halts() && error.what_to_do().is_some(), "{error}");
+        assert!(
+            error.kind().halts() && error.what_to_do().is_some(),
+            "{error}"
+        );
         parking.release(&one(7));
         parking.park(waiting(0, 3, None)).unwrap();
     }
@@ -543,14 +748,18 @@ mod tests {
         let mut memory = RetryMemory::default();
         memory.acked(1, SLOT);
         assert!(memory.is_acked(1, SLOT) && !memory.is_acked(2, SLOT));
-        assert!(!memory.is_acked(1, Place { index: 1, ..SLOT }), "another event of a table that was made anew");
+        assert!(
+            !memory.is_acked(1, Place { index: 1, ..SLOT }),
+            "another event of a table that was made anew"
+        );
         memory.written(1);
         assert!(!memory.is_acked(1, SLOT));
     }
 
     #[test]
     fn a_blocked_aggregate_is_paused_longer_each_time_and_logged_once() {
-        let (mut memory, mut now) = (RetryMemory::default(), Instant::now());
+        let mut memory = RetryMemory::default();
+        let mut now = Instant::now();
         let mut pauses = Vec::new();
         for round in 0..6 {
             let (pause, is_news) = memory.block(Retry::Event(1), now, true);
@@ -566,7 +775,10 @@ mod tests {
         memory.unblock(&pending);
         memory.written(1);
         assert!(!memory.is_paused(&pending, now) && !memory.was_blocked(1));
-        assert!(!memory.block(Retry::Event(2), now, false).1 && memory.block(Retry::Event(2), now, true).1);
+        assert!(
+            !memory.block(Retry::Event(2), now, false).1
+                && memory.block(Retry::Event(2), now, true).1
+        );
         assert!(memory.paused(now + 2 * KEPT).is_empty() && !memory.was_blocked(2));
     }
 }

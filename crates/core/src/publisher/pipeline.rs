@@ -1,7 +1,8 @@
 //! One producer's way from pgoutput messages to confirmable positions, without I/O.
 //!
-//! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The loop in `replication` feeds the
-//! pipeline and carries out what it decides. `tests/simulation` feeds it from a model of Postgres and the bus instead.
+//! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The
+//! loop in `replication` feeds the pipeline and carries out what it decides. `tests/simulation`
+//! feeds it from a model of Postgres and the bus instead.
 
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ pub enum Taken {
     Relation,
 }
 
-/// See the module's documentation. It lives as long as its producer: from the position it began at to the last ack.
+/// See the module's documentation. It lives as long as its producer: from the position it began at
+/// to the last ack.
 #[derive(Debug)]
 pub struct Pipeline<S> {
     /// Messages to events.
@@ -40,7 +42,8 @@ pub struct Pipeline<S> {
 }
 
 impl<S: Sink> Pipeline<S> {
-    /// Begins behind `start`; the store holds `stored` at `now`, a time since any fixed instant; `published` is of the tables.
+    /// Begins behind `start`; the store holds `stored` at `now`, a time since any fixed instant;
+    /// `published` is of the tables.
     pub fn new(
         setup: &Setup,
         start: Position,
@@ -59,7 +62,8 @@ impl<S: Sink> Pipeline<S> {
         })
     }
 
-    /// A new connection to the server begins: it sends again what was not confirmed, and what was taken in is dropped.
+    /// A new connection to the server begins: it sends again what was not confirmed, and what was
+    /// taken in is dropped.
     pub fn reconnected(&mut self) {
         self.assembler.resume_at(self.publisher.ledger.received());
         self.publisher.reconnected();
@@ -69,13 +73,17 @@ impl<S: Sink> Pipeline<S> {
     /// Takes in one pgoutput message. Call only while [`Publisher::has_room`].
     ///
     /// # Errors
-    /// The event cannot be decoded, routed or produced (P3), or the stream contradicts itself. Nothing of it was
-    /// enqueued, and the pipeline takes no further messages.
+    /// The event cannot be decoded, routed or produced (P3), or the stream contradicts itself.
+    /// Nothing of it was enqueued, and the pipeline takes no further messages.
     pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
         let publisher = &mut self.publisher;
         debug_assert!(publisher.has_room(), "P4: taken in without room");
         publisher.counts.decoded += 1;
-        match self.assembler.feed(body, wal_start).map_err(|error| error.into_error(&publisher.setup.slot))? {
+        match self
+            .assembler
+            .feed(body, wal_start)
+            .map_err(|error| error.into_error(&publisher.setup.slot))?
+        {
             Step::Nothing => {}
             Step::Begin { commit_lsn, xid } => {
                 publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
@@ -84,9 +92,16 @@ impl<S: Sink> Pipeline<S> {
                 self.before_open = publisher.counts.assembled;
                 self.sent_below(commit_lsn);
             }
-            Step::Commit { commit_lsn, end_lsn } => {
-                publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
-                self.trail.commit(end_lsn, publisher.counts.assembled > self.before_open);
+            Step::Commit {
+                commit_lsn,
+                end_lsn,
+            } => {
+                publisher
+                    .ledger
+                    .commit(commit_lsn, end_lsn)
+                    .map_err(contradiction)?;
+                self.trail
+                    .commit(end_lsn, publisher.counts.assembled > self.before_open);
             }
             Step::Event(event) => {
                 self.begun.event(&event);
@@ -94,9 +109,12 @@ impl<S: Sink> Pipeline<S> {
             }
             Step::OtherTable { name: table } => {
                 tracing::warn!(event = "other_table_found", slot = %publisher.setup.slot, table,
-                "the publication has a table that is no outbox: its rows are counted, confirmed and dropped")
+                "the publication has a table that is no outbox: its rows are counted, confirmed \
+                 and dropped")
             }
-            Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
+            Step::Relation { outbox, .. } => {
+                return Ok(if outbox { Taken::Relation } else { Taken::Done });
+            }
         }
         Ok(Taken::Done)
     }
@@ -107,10 +125,16 @@ impl<S: Sink> Pipeline<S> {
         self.sent_below(wal_end);
     }
 
-    /// Everything that commits below `lsn` was sent: what was published before may have come to its end.
+    /// Everything that commits below `lsn` was sent: what was published before may have come to its
+    /// end.
     #[inline]
     fn sent_below(&mut self, lsn: Lsn) {
-        let Publisher { before, counts, setup, .. } = &mut self.publisher;
+        let Publisher {
+            before,
+            counts,
+            setup,
+            ..
+        } = &mut self.publisher;
         let events = counts.delivered_before;
         if before.take_if(|before| before.is_over(lsn)).is_some() && events > 0 {
             tracing::info!(event = "duplicates_prevented", slot = %setup.slot, events,
@@ -118,8 +142,9 @@ impl<S: Sink> Pipeline<S> {
         }
     }
 
-    /// Everything that came was taken in, as far as there was room; `follows`, where more is known to come. Where events
-    /// are committed together, this is when it is decided that they are enough.
+    /// Everything that came was taken in, as far as there was room; `follows`, where more is known
+    /// to come. Where events are committed together, this is when it is decided that they are
+    /// enough.
     pub fn look(&mut self, now: Duration, follows: bool) {
         let inside = self.is_inside();
         self.publisher.transaction.look(inside, follows, now);
@@ -132,15 +157,22 @@ impl<S: Sink> Pipeline<S> {
 
     /// The position to store now; see [`Confirm::due`].
     ///
-    /// Where events are committed together: what stands behind the last event of the transaction, once all in it are acked.
+    /// Where events are committed together: what stands behind the last event of the transaction,
+    /// once all in it are acked.
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
         let completed = self.publisher.completed();
         if !self.publisher.transaction.is_open() {
-            return self.confirm.due(completed, self.events_delivered(), now, hurry);
+            return self
+                .confirm
+                .due(completed, self.events_delivered(), now, hurry);
         }
         let is_acked = self.publisher.is_drained() && !self.confirm.is_busy();
         let due = is_acked && self.publisher.transaction.is_due(hurry);
-        if due { Due::Progress(completed) } else { Due::Nothing }
+        if due {
+            Due::Progress(completed)
+        } else {
+            Due::Nothing
+        }
     }
 
     /// When to ask [`Pipeline::due`] again, if time alone will change its answer.
@@ -148,12 +180,17 @@ impl<S: Sink> Pipeline<S> {
         if self.publisher.transaction.is_open() {
             return self.publisher.transaction.wake_at(self.is_inside());
         }
-        self.confirm.wake_at(self.publisher.completed(), self.events_delivered())
+        self.confirm
+            .wake_at(self.publisher.completed(), self.events_delivered())
     }
 
     /// Counts whatever moves the position: acks, also those of an earlier process, and write-backs.
     fn events_delivered(&self) -> u64 {
-        let Publisher { counts, write_backs, .. } = &self.publisher;
+        let Publisher {
+            counts,
+            write_backs,
+            ..
+        } = &self.publisher;
         counts.acked + counts.delivered_before + write_backs.written
     }
 
@@ -162,7 +199,8 @@ impl<S: Sink> Pipeline<S> {
         self.confirm.begun(self.events_delivered(), now);
     }
 
-    /// The store has `position`. Gives the number of events that were committed with it, where events are.
+    /// The store has `position`. Gives the number of events that were committed with it, where
+    /// events are.
     pub fn stored(&mut self, position: Position) -> Option<u64> {
         self.confirm.stored(position);
         self.publisher.committed()
@@ -179,12 +217,13 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.write_backs.is_synchronous
     }
 
-    /// Whether commits of other sessions wait for something that was taken in and is not acked, not parked or not stored, or
-    /// that is not taken in: what is not read is not confirmed, either.
+    /// Whether commits of other sessions wait for something that was taken in and is not acked, not
+    /// parked or not stored, or that is not taken in: what is not read is not confirmed, either.
     pub fn holds_up_commits(&self) -> bool {
         let delivered = self.publisher.ledger.delivered();
         let is_stored = self.confirm.stored_position().is_at_or_after(&delivered);
-        self.is_synchronous() && !(self.publisher.has_room() && self.publisher.is_drained() && is_stored)
+        self.is_synchronous()
+            && !(self.publisher.has_room() && self.publisher.is_drained() && is_stored)
     }
 
     /// The LSN that may be confirmed to Postgres.
@@ -200,16 +239,19 @@ impl<S: Sink> Pipeline<S> {
     /// Whether everything taken in is acked, and what of it is written back is stored.
     pub fn is_stored_as_far_as_written_back(&self) -> bool {
         let stored = self.confirm.stored_position();
-        let is_stored = !self.confirm.is_busy() && stored.is_at_or_after(&self.publisher.completed());
+        let is_stored =
+            !self.confirm.is_busy() && stored.is_at_or_after(&self.publisher.completed());
         self.publisher.is_drained() && is_stored
     }
 }
 
-/// Bytes of row ids that are kept. Of a larger transaction nothing is known, and all of it comes again.
+/// Bytes of row ids that are kept. Of a larger transaction nothing is known, and all of it comes
+/// again.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The events of the transaction that is under way, by their rows: should its slot be lost inside of it, the delivered ones are
-/// not read from the table again. Allocates nothing once it has grown to the size of a transaction.
+/// The events of the transaction that is under way, by their rows: should its slot be lost inside
+/// of it, the delivered ones are not read from the table again. Allocates nothing once it has grown
+/// to the size of a transaction.
 #[derive(Debug, Default)]
 pub struct OpenTransaction {
     commit_lsn: Lsn,
@@ -233,7 +275,9 @@ impl OpenTransaction {
     /// An event of it was taken in.
     #[inline]
     pub fn event(&mut self, event: &Event<'_>) {
-        self.row(event.place.index, event.outbox, |ids| event.row.write_key(ids));
+        self.row(event.place.index, event.outbox, |ids| {
+            event.row.write_key(ids)
+        });
     }
 
     #[inline]
@@ -242,7 +286,8 @@ impl OpenTransaction {
         if index < self.ends.len() {
             // It was taken in, and comes again after a lost connection.
             self.ends.truncate(index);
-            self.ids.truncate(self.ends.last().map_or(0, |(_, end)| *end));
+            self.ids
+                .truncate(self.ends.last().map_or(0, |(_, end)| *end));
         } else if index > self.ends.len() {
             // The first ones were delivered before this process was.
             self.is_unknown = true;
@@ -263,11 +308,20 @@ impl OpenTransaction {
     /// The row of its newest event.
     pub fn newest(&self) -> Option<RowId> {
         let (outbox, end) = *self.ends.last()?;
-        let start = self.ends.len().checked_sub(2).and_then(|at| self.ends.get(at)).map_or(0, |(_, end)| *end);
-        Some(RowId { outbox, key: self.ids.get(start..end)?.to_vec() })
+        let start = self
+            .ends
+            .len()
+            .checked_sub(2)
+            .and_then(|at| self.ends.get(at))
+            .map_or(0, |(_, end)| *end);
+        Some(RowId {
+            outbox,
+            key: self.ids.get(start..end)?.to_vec(),
+        })
     }
 
-    /// The events of the transaction that `position` is inside of and that are delivered; none where they are not known.
+    /// The events of the transaction that `position` is inside of and that are delivered; none
+    /// where they are not known.
     ///
     /// A relay that was started inside of it has not seen its first ones.
     pub fn delivered(&self, position: &Position) -> Vec<RowId> {
@@ -299,7 +353,13 @@ mod tests {
     }
 
     fn inside(commit_lsn: u64, index: u64) -> Position {
-        Position { end_lsn: Lsn::new(5), partial: Some(Partial { commit_lsn: Lsn::new(commit_lsn), index }) }
+        Position {
+            end_lsn: Lsn::new(5),
+            partial: Some(Partial {
+                commit_lsn: Lsn::new(commit_lsn),
+                index,
+            }),
+        }
     }
 
     #[test]
@@ -312,7 +372,10 @@ mod tests {
         put(&mut begun, 2, 0, b"x");
         // It was not sent, and comes again.
         put(&mut begun, 2, 0, b"d");
-        assert_eq!(begun.delivered(&inside(10, 2)), [row(0, b"a"), row(1, b"bc")]);
+        assert_eq!(
+            begun.delivered(&inside(10, 2)),
+            [row(0, b"a"), row(1, b"bc")]
+        );
         assert_eq!(begun.delivered(&inside(10, 3)).len(), 3);
         // Of another transaction, and of one of which more is delivered than was seen.
         assert!(begun.delivered(&inside(20, 2)).is_empty());

@@ -1,12 +1,15 @@
-//! Events that the broker refuses, found one by one, and topics that refuse whatever is sent to them. No I/O.
+//! Events that the broker refuses, found one by one, and topics that refuse whatever is sent to
+//! them. No I/O.
 //!
-//! A broker that refuses a record refuses the whole batch, and says the same of each record in it; and after the first
-//! refusal the producer is finished. So each of them is a *suspect*. The next producer sends suspects isolated: one that is
-//! acked is cleared, and one that is refused while it is isolated is given up. Where that refusal finished a producer all the
-//! same, the event is *rejected*: it is given up when it comes again.
+//! A broker that refuses a record refuses the whole batch, and says the same of each record in it;
+//! and after the first refusal the producer is finished. So each of them is a *suspect*. The next
+//! producer sends suspects isolated: one that is acked is cleared, and one that is refused while it
+//! is isolated is given up. Where that refusal finished a producer all the same, the event is
+//! *rejected*: it is given up when it comes again.
 //!
-//! Events that are refused come in numbers. A record that is like a refused one is isolated before it was ever refused,
-//! so that it finishes no producer and takes no others with it, until enough such records were acked in a row.
+//! Events that are refused come in numbers. A record that is like a refused one is isolated before
+//! it was ever refused, so that it finishes no producer and takes no others with it, until enough
+//! such records were acked in a row.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -34,7 +37,10 @@ impl EventId {
     pub fn of(event: &Event<'_>) -> EventId {
         let place = event.place;
         let at = (place.via == Via::Slot).then_some((place.commit_lsn, place.index));
-        EventId { row: event.row_id(), at }
+        EventId {
+            row: event.row_id(),
+            at,
+        }
     }
 }
 
@@ -50,7 +56,10 @@ pub struct Verdict {
 impl Verdict {
     /// The event is given up for this error.
     pub fn of(error: Error) -> Verdict {
-        Verdict { error, without_value: false }
+        Verdict {
+            error,
+            without_value: false,
+        }
     }
 }
 
@@ -79,7 +88,11 @@ impl Refused {
     }
 
     fn is_like(&self, record: &Record<'_>) -> bool {
-        if self.is_for_size() { bytes_of(record) >= self.bytes } else { record.key.is_some() == self.keyed }
+        if self.is_for_size() {
+            bytes_of(record) >= self.bytes
+        } else {
+            record.key.is_some() == self.keyed
+        }
     }
 
     /// One like it was taken. Whether the next one is suspect.
@@ -103,7 +116,8 @@ pub struct Quarantine {
     suspects: HashSet<EventId>,
     rejected: HashMap<EventId, Rejected>,
     refusals: HashMap<String, Vec<Refused>>,
-    /// Whether a refusal for size is being looked into, and how often that was in vain: each record was taken alone.
+    /// Whether a refusal for size is being looked into, and how often that was in vain: each record
+    /// was taken alone.
     looking: bool,
     /// How often a batch was searched and no record was to blame.
     pub in_vain: u64,
@@ -128,7 +142,8 @@ impl Quarantine {
         }
     }
 
-    /// How often something was learned of events or topics: with each time it takes fewer producers to know all.
+    /// How often something was learned of events or topics: with each time it takes fewer producers
+    /// to know all.
     pub fn learned(&self) -> u64 {
         self.learned + self.topics.learned
     }
@@ -141,7 +156,8 @@ impl Quarantine {
     /// Whether this event has to be in flight alone.
     #[inline]
     pub(crate) fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
-        !(self.suspects.is_empty() && self.refusals.is_empty()) && (self.suspects.contains(id) || self.is_like(record))
+        !(self.suspects.is_empty() && self.refusals.is_empty())
+            && (self.suspects.contains(id) || self.is_like(record))
     }
 
     fn is_like(&self, record: &Record<'_>) -> bool {
@@ -151,14 +167,17 @@ impl Quarantine {
 
     /// This record was acked while it was isolated.
     pub(crate) fn took_isolated(&mut self, record: &Record<'_>) {
-        let Some(refused) = self.refusals.get_mut(record.topic) else { return };
+        let Some(refused) = self.refusals.get_mut(record.topic) else {
+            return;
+        };
         refused.retain_mut(|refused| !refused.is_like(record) || refused.is_still_refused());
         if refused.is_empty() {
             self.refusals.remove(record.topic);
         }
     }
 
-    /// This event was refused while it was isolated, the producer goes on, and the event is given up now.
+    /// This event was refused while it was isolated, the producer goes on, and the event is given
+    /// up now.
     pub(crate) fn refused_isolated(&mut self, id: &EventId, record: &OwnedRecord, error: &Error) {
         self.learned += 1;
         self.suspects.remove(id);
@@ -173,13 +192,20 @@ impl Quarantine {
         }
         let kind = error.kind();
         record.with_record(|record| {
-            let (bytes, keyed) = (bytes_of(record), record.key.is_some());
+            let bytes = bytes_of(record);
+            let keyed = record.key.is_some();
             let refused = self.refusals.entry(record.topic.to_owned()).or_default();
-            let same =
-                |refused: &&mut Refused| refused.kind == kind && (refused.is_for_size() || refused.keyed == keyed);
+            let same = |refused: &&mut Refused| {
+                refused.kind == kind && (refused.is_for_size() || refused.keyed == keyed)
+            };
             match refused.iter_mut().find(same) {
                 Some(refused) => (refused.bytes, refused.taken) = (refused.bytes.min(bytes), 0),
-                None => refused.push(Refused { kind, bytes, keyed, taken: 0 }),
+                None => refused.push(Refused {
+                    kind,
+                    bytes,
+                    keyed,
+                    taken: 0,
+                }),
             }
         });
     }
@@ -198,12 +224,13 @@ impl Quarantine {
         self.rejected.remove(id);
     }
 
-    /// The broker refused this one, which finished the producer; `isolated`, where nothing else was in flight. Whether it is
-    /// known from now on what to do when the event comes again.
+    /// The broker refused this one, which finished the producer; `isolated`, where nothing else was
+    /// in flight. Whether it is known from now on what to do when the event comes again.
     pub fn refused(&mut self, id: &EventId, isolated: Option<&OwnedRecord>, error: &Error) -> bool {
         self.learned += 1;
         if let Some(Rejected { verdict, again }) = self.rejected.get_mut(id) {
-            // That was its dead letter. Only its size is a reason to send less of it, and others in its batch may be why.
+            // That was its dead letter. Only its size is a reason to send less of it, and others in
+            // its batch may be why.
             if error.kind() != Kind::RecordTooLarge || verdict.without_value {
                 return false;
             }
@@ -212,7 +239,13 @@ impl Quarantine {
         }
         if let Some(record) = isolated {
             self.suspects.remove(id);
-            self.rejected.insert(id.clone(), Rejected { verdict: Verdict::of(error.clone()), again: None });
+            self.rejected.insert(
+                id.clone(),
+                Rejected {
+                    verdict: Verdict::of(error.clone()),
+                    again: None,
+                },
+            );
             self.note_refusal(record, error);
         } else {
             self.looking |= error.kind() == Kind::RecordTooLarge;
@@ -223,13 +256,18 @@ impl Quarantine {
 
     /// The next refusal is of a record that was sent with others.
     pub(crate) fn with_others(&mut self) {
-        self.rejected.values_mut().for_each(|rejected| rejected.again = rejected.again.map(|_| false));
+        self.rejected
+            .values_mut()
+            .for_each(|rejected| rejected.again = rejected.again.map(|_| false));
     }
 
-    /// It is given up for this reason, and again where it comes again: what is refused of it from now on is its dead letter.
-    /// Whether it was before, and is not delivered or skipped for good.
+    /// It is given up for this reason, and again where it comes again: what is refused of it from
+    /// now on is its dead letter. Whether it was before, and is not delivered or skipped for good.
     pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
-        let new = || Rejected { verdict: verdict.clone(), again: None };
+        let new = || Rejected {
+            verdict: verdict.clone(),
+            again: None,
+        };
         let rejected = self.rejected.entry(id.clone()).or_insert_with(new);
         let again = rejected.again.is_some();
         rejected.again = Some(again);
@@ -242,7 +280,8 @@ const TRY: Duration = Duration::from_secs(60);
 /// Topics remembered: rows make them.
 const REFUSING_MAX: usize = 10_000;
 
-/// Topics that refuse whatever is sent: how often, when each is tried again, and for which of them events are given up.
+/// Topics that refuse whatever is sent: how often, when each is tried again, and for which of them
+/// events are given up.
 #[derive(Debug, Clone, Default)]
 pub struct Topics {
     /// Topics that refused a record and took none since.
@@ -278,17 +317,32 @@ enum Window {
 }
 
 impl Topics {
-    /// `topic` refused a record. Gives how often it did in a row, and how long to wait before the next try; no wait where it
-    /// was tried often enough. A topic whose events are given up starts anew after a while.
-    pub fn refused(&mut self, topic: &str, retry: &RetryConfig, now: Instant, chance: f64) -> (u32, Option<Duration>) {
+    /// `topic` refused a record. Gives how often it did in a row, and how long to wait before the
+    /// next try; no wait where it was tried often enough. A topic whose events are given up starts
+    /// anew after a while.
+    pub fn refused(
+        &mut self,
+        topic: &str,
+        retry: &RetryConfig,
+        now: Instant,
+        chance: f64,
+    ) -> (u32, Option<Duration>) {
         if self.refusing.len() >= REFUSING_MAX {
             self.refusing.clear();
         }
         let before = self.refusing.get(topic);
-        let before = before.filter(|of| of.is_tried || now.duration_since(of.last) < 2 * retry.cap + TRY);
+        let before =
+            before.filter(|of| of.is_tried || now.duration_since(of.last) < 2 * retry.cap + TRY);
         let tries = before.map_or(0, |of| of.tries).saturating_add(1);
         let wait = retry.wait(tries, chance);
-        self.refusing.insert(topic.to_owned(), Refusing { tries, last: now, is_tried: wait.is_some() });
+        self.refusing.insert(
+            topic.to_owned(),
+            Refusing {
+                tries,
+                last: now,
+                is_tried: wait.is_some(),
+            },
+        );
         (tries, wait)
     }
 
@@ -298,7 +352,9 @@ impl Topics {
         if self.refusing.is_empty() {
             return None;
         }
-        self.refusing.get_key_value(topic).map(|(topic, _)| topic.clone())
+        self.refusing
+            .get_key_value(topic)
+            .map(|(topic, _)| topic.clone())
     }
 
     /// `topic` took a record. Whether it refused one before.
@@ -306,15 +362,29 @@ impl Topics {
         self.refusing.remove(topic).is_some()
     }
 
-    /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
+    /// The next event for `topic` is given up for this reason, and so are all others for so long
+    /// from then on.
     pub fn give_up(&mut self, topic: &str, mut error: Error, lasting: Duration) {
         error.attempts = self.refusing.get(topic).map_or(1, |of| of.tries);
-        self.note(topic, GivenUp { error, spell: Window::For(lasting) });
+        self.note(
+            topic,
+            GivenUp {
+                error,
+                spell: Window::For(lasting),
+            },
+        );
     }
 
-    /// The next event for `topic` is given up for this reason, and the table of parked events decides on others. Whether it is new.
+    /// The next event for `topic` is given up for this reason, and the table of parked events
+    /// decides on others. Whether it is new.
     pub(crate) fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
-        self.note(topic, GivenUp { error, spell: Window::Once })
+        self.note(
+            topic,
+            GivenUp {
+                error,
+                spell: Window::Once,
+            },
+        )
     }
 
     fn note(&mut self, topic: &str, given_up: GivenUp) -> bool {
@@ -322,8 +392,9 @@ impl Topics {
         self.given_up.insert(topic.to_owned(), given_up).is_none()
     }
 
-    /// Why an event for `topic` is given up now, if it is: where `suffices` says that the topic was tried often enough for
-    /// it. Where it was not, the event is tried, and what then becomes of the topic is learned anew.
+    /// Why an event for `topic` is given up now, if it is: where `suffices` says that the topic was
+    /// tried often enough for it. Where it was not, the event is tried, and what then becomes of
+    /// the topic is learned anew.
     pub fn given_up(
         &mut self,
         topic: &str,
@@ -356,7 +427,13 @@ mod tests {
     use super::*;
 
     fn row(number: u8) -> EventId {
-        EventId { row: RowId { outbox: 0, key: vec![number] }, at: None }
+        EventId {
+            row: RowId {
+                outbox: 0,
+                key: vec![number],
+            },
+            at: None,
+        }
     }
 
     fn record(bytes: usize) -> OwnedRecord {
@@ -365,7 +442,12 @@ mod tests {
 
     fn of_key(key: Option<&[u8]>, bytes: usize) -> OwnedRecord {
         let value = vec![b'x'; bytes];
-        OwnedRecord::of(&Record { topic: "orders", key, value: Some(&value), ..Record::default() })
+        OwnedRecord::of(&Record {
+            topic: "orders",
+            key,
+            value: Some(&value),
+            ..Record::default()
+        })
     }
 
     fn took(quarantine: &mut Quarantine, bytes: usize) {
@@ -374,7 +456,15 @@ mod tests {
 
     fn suspect(quarantine: &Quarantine, id: EventId) -> bool {
         // Whatever topics refuse.
-        record(1).with_record(|record| quarantine.is_suspect(&id, &Record { topic: "mail", ..*record }))
+        record(1).with_record(|record| {
+            quarantine.is_suspect(
+                &id,
+                &Record {
+                    topic: "mail",
+                    ..*record
+                },
+            )
+        })
     }
 
     fn error(what: &str) -> Error {
@@ -388,16 +478,29 @@ mod tests {
     #[test]
     fn of_a_batch_only_what_is_refused_alone_is_rejected() {
         let mut quarantine = Quarantine::default();
-        assert!([2, 3].iter().all(|number| quarantine.refused(&row(*number), None, &error("large"))));
+        assert!([2, 3].iter().all(|number| quarantine.refused(
+            &row(*number),
+            None,
+            &error("large")
+        )));
         quarantine.begin();
-        assert!(!suspect(&quarantine, row(1)) && suspect(&quarantine, row(2)) && suspect(&quarantine, row(3)));
+        assert!(
+            !suspect(&quarantine, row(1))
+                && suspect(&quarantine, row(2))
+                && suspect(&quarantine, row(3))
+        );
         took(&mut quarantine, 10);
         quarantine.delivered(&row(2));
         assert!(!suspect(&quarantine, row(2)));
         assert!(quarantine.refused(&row(3), Some(&record(20)), &error("too large")));
         quarantine.begin();
         assert!(!suspect(&quarantine, row(3)));
-        assert_eq!(quarantine.verdict(&row(3)).map(|verdict| verdict.error.cause()), Some("too large"));
+        assert_eq!(
+            quarantine
+                .verdict(&row(3))
+                .map(|verdict| verdict.error.cause()),
+            Some("too large")
+        );
         assert_eq!(quarantine.verdict(&row(2)), None);
     }
 
@@ -426,11 +529,19 @@ mod tests {
         let mut quarantine = Quarantine::default();
         quarantine.give_up(&row(1), &Verdict::of(error("large")));
         assert!(!quarantine.refused(&row(1), None, &error("invalid")));
-        assert!(!quarantine.verdict(&row(1)).unwrap().without_value, "only its size is a reason");
+        assert!(
+            !quarantine.verdict(&row(1)).unwrap().without_value,
+            "only its size is a reason"
+        );
         quarantine = Quarantine::default();
         assert!(quarantine.refused(&row(1), Some(&record(20)), &error("large")));
         // With what may be sent behind it, with what was refused too, alone, and without its value.
-        let tries = [(false, true, false), (true, true, false), (false, true, true), (false, false, true)];
+        let tries = [
+            (false, true, false),
+            (true, true, false),
+            (false, true, true),
+            (false, false, true),
+        ];
         for (with_others, is_known, without_value) in tries {
             quarantine.begin();
             let verdict = quarantine.verdict(&row(1)).unwrap().clone();
@@ -439,16 +550,25 @@ mod tests {
                 quarantine.with_others();
             }
             assert_eq!(quarantine.refused(&row(1), None, &too_large()), is_known);
-            assert_eq!(quarantine.verdict(&row(1)).unwrap().without_value, without_value);
+            assert_eq!(
+                quarantine.verdict(&row(1)).unwrap().without_value,
+                without_value
+            );
         }
         quarantine.delivered(&row(1));
-        assert_eq!(quarantine.verdict(&row(1)), None, "when it comes again, it is tried again");
+        assert_eq!(
+            quarantine.verdict(&row(1)),
+            None,
+            "when it comes again, it is tried again"
+        );
     }
 
     #[test]
     fn what_is_as_large_as_what_was_refused_is_suspect_until_enough_was_taken() {
         let mut quarantine = Quarantine::default();
-        let sized = |of: &Quarantine, bytes| record(bytes).with_record(|record| of.is_suspect(&row(9), record));
+        let sized = |of: &Quarantine, bytes| {
+            record(bytes).with_record(|record| of.is_suspect(&row(9), record))
+        };
         assert!(!sized(&quarantine, 1_000));
         for bytes in [1_000, 700, 900] {
             quarantine.refused_isolated(&row(1), &record(bytes), &too_large());
@@ -467,7 +587,8 @@ mod tests {
     fn of_a_topic_that_refuses_records_without_a_key_only_those_are_suspect() {
         let mut quarantine = Quarantine::default();
         quarantine.refused_isolated(&row(1), &of_key(None, 2), &error("no key"));
-        let is_suspect = |key| of_key(key, 2).with_record(|record| quarantine.is_suspect(&row(2), record));
+        let is_suspect =
+            |key| of_key(key, 2).with_record(|record| quarantine.is_suspect(&row(2), record));
         assert!(is_suspect(None) && !is_suspect(Some(b"k")));
         // Refused alone, and so no suspect any more, is the row itself.
         assert!(!suspect(&quarantine, row(1)));
@@ -475,7 +596,10 @@ mod tests {
 
     #[test]
     fn another_event_of_the_same_id_is_judged_by_itself() {
-        let at = |commit_lsn, index| EventId { at: Some((Lsn::new(commit_lsn), index)), ..row(7) };
+        let at = |commit_lsn, index| EventId {
+            at: Some((Lsn::new(commit_lsn), index)),
+            ..row(7)
+        };
         let mut quarantine = Quarantine::default();
         assert!(quarantine.refused(&at(100, 0), Some(&record(20)), &error("large")));
         assert!(quarantine.refused(&at(200, 3), None, &error("with another")));
@@ -489,34 +613,66 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn retry(attempts: u32, factor: u32, cap: Duration) -> RetryConfig {
-        RetryConfig { attempts, base: SECOND, factor, cap, jitter_percent: 0 }
+        RetryConfig {
+            attempts,
+            base: SECOND,
+            factor,
+            cap,
+            jitter_percent: 0,
+        }
     }
 
     #[test]
     fn waits_grow_up_to_the_cap_until_the_attempts_are_used_up_and_chance_makes_them_shorter() {
-        let (mut topics, now, retry) = (Topics::default(), Instant::now(), retry(4, 2, 5 * SECOND));
-        let mut waits = || topics.refused("a", &retry, now, 0.0).1.map(|wait| wait.as_secs());
-        assert_eq!([(); 6].map(|()| waits()), [Some(1), Some(2), Some(4), Some(5), None, None]);
+        let mut topics = Topics::default();
+        let now = Instant::now();
+        let retry = retry(4, 2, 5 * SECOND);
+        let mut waits = || {
+            topics
+                .refused("a", &retry, now, 0.0)
+                .1
+                .map(|wait| wait.as_secs())
+        };
+        assert_eq!(
+            [(); 6].map(|()| waits()),
+            [Some(1), Some(2), Some(4), Some(5), None, None]
+        );
         // Another topic is another matter.
         assert_eq!(topics.refused("b", &retry, now, 0.0), (1, Some(SECOND)));
-        // As many tries are made, however long each takes. Long after they are used up the topic starts anew.
+        // As many tries are made, however long each takes. Long after they are used up the topic
+        // starts anew.
         let three = self::retry(3, 1, SECOND);
-        let mut at = |hours: u32| topics.refused("c", &three, now + hours * 3600 * SECOND, 0.0).0;
+        let mut at = |hours: u32| {
+            topics
+                .refused("c", &three, now + hours * 3600 * SECOND, 0.0)
+                .0
+        };
         assert_eq!([at(0), at(1), at(2), at(3), at(4)], [1, 2, 3, 4, 1]);
         topics.took("c");
         assert_eq!(topics.refused("c", &three, now, 0.0), (1, Some(SECOND)));
         // Chance makes waits shorter.
-        let random = RetryConfig { jitter_percent: 20, ..three };
-        assert_eq!((random.wait(1, 0.5), random.wait(4, 0.5)), (Some(SECOND * 9 / 10), None));
+        let random = RetryConfig {
+            jitter_percent: 20,
+            ..three
+        };
+        assert_eq!(
+            (random.wait(1, 0.5), random.wait(4, 0.5)),
+            (Some(SECOND * 9 / 10), None)
+        );
     }
 
     #[test]
     fn a_topic_is_given_up_for_a_while_from_the_first_event_that_comes_however_late_that_is() {
-        let (mut topics, mut now, error) = (Topics::default(), Instant::now(), error("refused"));
+        let mut topics = Topics::default();
+        let mut now = Instant::now();
+        let error = error("refused");
         topics.give_up("orders", error.clone(), 2 * SECOND);
         for (seconds, is_given_up) in [(100, true), (1, true), (1, false), (1, false)] {
             now += seconds * SECOND;
-            assert_eq!(topics.given_up("orders", || now, |_| true).is_some(), is_given_up);
+            assert_eq!(
+                topics.given_up("orders", || now, |_| true).is_some(),
+                is_given_up
+            );
         }
         topics.give_up_next("orders", error.clone());
         assert!(
@@ -524,17 +680,32 @@ mod tests {
                 && topics.given_up("orders", || now, |_| true).is_none()
         );
         topics.give_up("orders", error, 2 * SECOND);
-        assert!(topics.given_up("orders", || now, |attempts| attempts > 1).is_none());
+        assert!(
+            topics
+                .given_up("orders", || now, |attempts| attempts > 1)
+                .is_none()
+        );
         assert!(topics.given_up("orders", || now, |_| true).is_none());
     }
 
     #[test]
     fn a_topic_takes_records_again_once_for_each_time_it_refused() {
-        let (mut topics, now, retry) = (Topics::default(), Instant::now(), retry(3, 1, SECOND));
+        let mut topics = Topics::default();
+        let now = Instant::now();
+        let retry = retry(3, 1, SECOND);
         assert!(!topics.took("orders"));
         topics.refused("orders", &retry, now, 0.0);
-        assert_eq!((topics.refusing("orders").as_deref(), topics.refusing("mail")), (Some("orders"), None));
-        assert_eq!(["mail", "orders", "orders"].map(|topic| topics.took(topic)), [false, true, false]);
+        assert_eq!(
+            (
+                topics.refusing("orders").as_deref(),
+                topics.refusing("mail")
+            ),
+            (Some("orders"), None)
+        );
+        assert_eq!(
+            ["mail", "orders", "orders"].map(|topic| topics.took(topic)),
+            [false, true, false]
+        );
         assert_eq!(topics.refusing("orders"), None);
     }
 }

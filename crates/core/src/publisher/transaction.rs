@@ -1,14 +1,17 @@
-//! When a transaction of the bus takes no more events, and when it is committed. No I/O, and no clock of its own.
+//! When a transaction of the bus takes no more events, and when it is committed. No I/O, and no
+//! clock of its own.
 //!
-//! A transaction begins with the first event after a commit. It *closes*, so that nothing is taken in any more, where it is
-//! full, has been filled for long enough, or nothing follows; what it has is waited for, and then it is committed with the
-//! position behind its last event. So a busy stream shares one commit among many events, and an idle one commits at once.
+//! A transaction begins with the first event after a commit. It *closes*, so that nothing is taken
+//! in any more, where it is full, has been filled for long enough, or nothing follows; what it has
+//! is waited for, and then it is committed with the position behind its last event. So a busy
+//! stream shares one commit among many events, and an idle one commits at once.
 
 use std::time::Duration;
 
 use crate::config::TransactionConfig;
 
-/// Nothing follows where nothing came for this long, the delay of an event on an idle stream. Rows of a backlog come sooner.
+/// Nothing follows where nothing came for this long, the delay of an event on an idle stream. Rows
+/// of a backlog come sooner.
 const QUIET: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +24,8 @@ struct Filling {
     events: u64,
 }
 
-/// See the module's documentation. Times are since any fixed instant; `T` is what is known of an event.
+/// See the module's documentation. Times are since any fixed instant; `T` is what is known of an
+/// event.
 #[derive(Debug)]
 pub struct Transaction<T> {
     /// None where events are not committed with a position: then no transaction is ever open.
@@ -30,9 +34,11 @@ pub struct Transaction<T> {
     events: u64,
     filling: Option<Filling>,
     closed: bool,
-    /// Whether a commit is under way, of a position alone where nothing is open: no event may be enqueued behind it.
+    /// Whether a commit is under way, of a position alone where nothing is open: no event may be
+    /// enqueued behind it.
     pub committing: bool,
-    /// Events that are delivered and not committed: what is known of them counts when they come again.
+    /// Events that are delivered and not committed: what is known of them counts when they come
+    /// again.
     pub(crate) uncommitted: Vec<T>,
 }
 
@@ -40,7 +46,14 @@ impl<T> Transaction<T> {
     /// None is open.
     pub fn new(config: Option<TransactionConfig>) -> Transaction<T> {
         let uncommitted = Vec::new();
-        Transaction { config, events: 0, filling: None, closed: false, committing: false, uncommitted }
+        Transaction {
+            config,
+            events: 0,
+            filling: None,
+            closed: false,
+            committing: false,
+            uncommitted,
+        }
     }
 
     /// Whether events are committed together with a position at all.
@@ -57,7 +70,9 @@ impl<T> Transaction<T> {
     /// Whether another event may be enqueued.
     #[inline]
     pub fn takes(&self) -> bool {
-        self.config.as_ref().is_none_or(|config| !self.closed && !self.committing && self.events < config.max_events)
+        self.config.as_ref().is_none_or(|config| {
+            !self.closed && !self.committing && self.events < config.max_events
+        })
     }
 
     /// Whether events were enqueued that become visible with a position that is not stored yet.
@@ -65,22 +80,32 @@ impl<T> Transaction<T> {
         self.events > 0
     }
 
-    /// Looks whether it is to close. `inside` says that the last event's transaction in Postgres has not ended: its rest is
-    /// on its way, and is taken in where it fits. `follows` says that there is more to be read.
+    /// Looks whether it is to close. `inside` says that the last event's transaction in Postgres
+    /// has not ended: its rest is on its way, and is taken in where it fits. `follows` says that
+    /// there is more to be read.
     pub fn look(&mut self, inside: bool, follows: bool, now: Duration) {
-        let (Some(config), true) = (&self.config, self.is_open()) else { return };
-        let filling = self.filling.get_or_insert(Filling { began: now, grew: now, events: self.events });
+        let (Some(config), true) = (&self.config, self.is_open()) else {
+            return;
+        };
+        let filling = self.filling.get_or_insert(Filling {
+            began: now,
+            grew: now,
+            events: self.events,
+        });
         if filling.events != self.events || follows {
-            (filling.events, filling.grew) = (self.events, now);
+            filling.events = self.events;
+            filling.grew = now;
         }
-        let (age, quiet) = (now.saturating_sub(filling.began), now.saturating_sub(filling.grew) >= QUIET);
+        let age = now.saturating_sub(filling.began);
+        let quiet = now.saturating_sub(filling.grew) >= QUIET;
         self.closed = self.closed
             || self.events >= config.max_events
             || age >= config.filling_max()
             || !inside && (quiet || age >= config.interval);
     }
 
-    /// Whether it is to be committed once everything in it is acked; `hurry` asks for it although it is not closed.
+    /// Whether it is to be committed once everything in it is acked; `hurry` asks for it although
+    /// it is not closed.
     pub fn is_due(&self, hurry: bool) -> bool {
         self.is_open() && !self.committing && (self.closed || hurry)
     }
@@ -92,12 +117,19 @@ impl<T> Transaction<T> {
             return None;
         }
         let last = filling.began + config.filling_max();
-        Some(if inside { last } else { last.min(filling.began + config.interval).min(filling.grew + QUIET) })
+        Some(if inside {
+            last
+        } else {
+            last.min(filling.began + config.interval)
+                .min(filling.grew + QUIET)
+        })
     }
 
     /// It is done, for everything that was enqueued. Gives the events that were in it.
     pub fn committed(&mut self) -> u64 {
-        (self.filling, self.closed, self.committing) = (None, false, false);
+        self.filling = None;
+        self.closed = false;
+        self.committing = false;
         std::mem::take(&mut self.events)
     }
 }
@@ -121,14 +153,21 @@ mod tests {
 
     /// With these events in it.
     fn of(events: u64) -> Transaction<()> {
-        Transaction { events, ..transaction() }
+        Transaction {
+            events,
+            ..transaction()
+        }
     }
 
     #[test]
     fn an_event_on_an_idle_stream_is_committed_as_soon_as_nothing_follows() {
         let mut transaction = transaction();
         transaction.look(false, false, ms(0));
-        assert!(transaction.takes() && !transaction.is_due(true) && transaction.wake_at(false).is_none());
+        assert!(
+            transaction.takes()
+                && !transaction.is_due(true)
+                && transaction.wake_at(false).is_none()
+        );
         transaction.enqueued();
         transaction.look(false, false, ms(5));
         assert!(transaction.takes() && !transaction.is_due(false));
@@ -136,7 +175,10 @@ mod tests {
         transaction.look(false, false, ms(5) + QUIET);
         assert!(!transaction.takes() && transaction.is_due(false));
         transaction.committing = true;
-        assert!(!transaction.takes() && !transaction.is_due(true), "one commit at a time");
+        assert!(
+            !transaction.takes() && !transaction.is_due(true),
+            "one commit at a time"
+        );
         assert_eq!(transaction.committed(), 1);
         assert!(transaction.takes() && !transaction.is_open());
     }
@@ -150,7 +192,10 @@ mod tests {
             assert!(transaction.takes());
         }
         transaction.look(true, false, ms(101));
-        assert!(transaction.takes(), "the rest of a transaction is on its way");
+        assert!(
+            transaction.takes(),
+            "the rest of a transaction is on its way"
+        );
         transaction.look(false, false, ms(101));
         assert!(!transaction.takes());
         transaction.committing = true;
@@ -168,7 +213,10 @@ mod tests {
         let mut transaction = of(3);
         transaction.look(true, false, ms(0));
         transaction.look(true, false, ms(999));
-        assert!(transaction.takes() && transaction.is_due(true), "a relay that stops commits what there is");
+        assert!(
+            transaction.takes() && transaction.is_due(true),
+            "a relay that stops commits what there is"
+        );
         assert_eq!(transaction.wake_at(true), Some(ms(1_000)));
         transaction.look(true, false, ms(1_000));
         assert!(transaction.is_due(false));

@@ -1,4 +1,5 @@
-//! Dead letters: the records for the dead-letter topic in place of records that cannot be delivered.
+//! Dead letters: the records for the dead-letter topic in place of records that cannot be
+//! delivered.
 
 use super::Record;
 use crate::config::SlotName;
@@ -22,8 +23,8 @@ pub(crate) const PARTITION_HEADER: &str = "walrelay-original-partition";
 pub(crate) const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
 /// Present if the dead letter omits the value: its bytes, in decimal.
 pub(crate) const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
-/// Present if the dead letter has only the beginning of its key or of a header, or lacks a header: `key` or the header's
-/// name, `=` and the original bytes, separated by commas.
+/// Present if the dead letter has only the beginning of its key or of a header, or lacks a header:
+/// `key` or the header's name, `=` and the original bytes, separated by commas.
 pub(crate) const SHORTENED_HEADER: &str = "walrelay-shortened";
 /// What is kept of the key, and of a header, of a dead letter that is too large.
 const KEPT_BYTES: usize = 1_024;
@@ -69,7 +70,10 @@ pub struct OwnedRecord {
 impl OwnedRecord {
     /// Copies `record`.
     pub fn of(record: &Record<'_>) -> Self {
-        let headers = record.headers.iter().map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)));
+        let headers = record
+            .headers
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)));
         OwnedRecord {
             topic: record.topic.to_owned(),
             key: record.key.map(<[u8]>::to_vec),
@@ -82,7 +86,11 @@ impl OwnedRecord {
 
     /// Calls `take` with the record.
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
-        let headers: Vec<_> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+        let headers: Vec<_> = self
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_deref()))
+            .collect();
         take(&Record {
             topic: &self.topic,
             key: self.key.as_deref(),
@@ -93,14 +101,17 @@ impl OwnedRecord {
         })
     }
 
-    /// The dead letter of this record: its key, value and headers, and then the headers with the reason. The record's
-    /// topic may be empty, if the row gives none. The time of the dead letter is that of its production. The row's own
-    /// time may be the fault, or so old that retention would delete the dead letter at once.
+    /// The dead letter of this record: its key, value and headers, and then the headers with the
+    /// reason. The record's topic may be empty, if the row gives none. The time of the dead letter
+    /// is that of its production. The row's own time may be the fault, or so old that retention
+    /// would delete the dead letter at once.
     #[must_use]
     pub(crate) fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
         let original = std::mem::replace(&mut self.topic, topic.to_owned());
-        let (partition, timestamp_ms) = (self.partition.take(), self.timestamp_ms.take());
-        let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
+        let partition = self.partition.take();
+        let timestamp_ms = self.timestamp_ms.take();
+        let mut header =
+            |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
         header(CLASS_HEADER, reason.class.into());
         header(ERROR_HEADER, reason.cause.into());
         header(ATTEMPTS_HEADER, reason.attempts.to_string().into());
@@ -110,7 +121,10 @@ impl OwnedRecord {
         header(SLOT_HEADER, reason.slot.as_str().into());
         header(OUTBOX_HEADER, reason.outbox.into());
         header(ROW_HEADER, reason.row.to_vec());
-        header(PLACE_HEADER, format!("{}:{}", reason.place.commit_lsn, reason.place.index).into());
+        header(
+            PLACE_HEADER,
+            format!("{}:{}", reason.place.commit_lsn, reason.place.index).into(),
+        );
         if let Some(partition) = partition {
             header(PARTITION_HEADER, partition.to_string().into());
         }
@@ -122,7 +136,8 @@ impl OwnedRecord {
 
     /// Whether [`OwnedRecord::reduced`] makes it smaller.
     pub(crate) fn is_reducible(&self) -> bool {
-        let is_long = |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > KEPT_BYTES);
+        let is_long =
+            |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > KEPT_BYTES);
         self.value.is_some()
             || is_long(&self.key)
             || self.headers.iter().any(|(_, value)| is_long(value))
@@ -152,18 +167,26 @@ impl OwnedRecord {
                     left = rest;
                     kept.push(header);
                 }
-                None => shortened.push(format!("{}={}", header.0, header.1.map_or(0, |value| value.len()))),
+                None => shortened.push(format!(
+                    "{}={}",
+                    header.0,
+                    header.1.map_or(0, |value| value.len())
+                )),
             }
         }
         kept.reverse();
         self.headers = kept;
         if let Some(value) = self.value.take() {
-            self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
+            self.headers.push((
+                OMITTED_HEADER.to_owned(),
+                Some(value.len().to_string().into()),
+            ));
         }
         if !shortened.is_empty() {
             let mut names = shortened.join(",").into_bytes();
             names.truncate(KEPT_BYTES);
-            self.headers.push((SHORTENED_HEADER.to_owned(), Some(names)));
+            self.headers
+                .push((SHORTENED_HEADER.to_owned(), Some(names)));
         }
         self
     }
@@ -191,7 +214,11 @@ mod tests {
             timestamp_ms: Some(4),
         };
         let slot = "s".parse().unwrap();
-        let place = Place { commit_lsn: Lsn::new(0x10), index: 2, via: Via::Slot };
+        let place = Place {
+            commit_lsn: Lsn::new(0x10),
+            index: 2,
+            via: Via::Slot,
+        };
         let reason = Reason {
             slot: &slot,
             outbox: "public.outbox",
@@ -216,7 +243,13 @@ mod tests {
         ];
         let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason);
         letter.with_record(|sent| {
-            let expected = Record { topic: "dead", headers: &expected, partition: None, timestamp_ms: None, ..record };
+            let expected = Record {
+                topic: "dead",
+                headers: &expected,
+                partition: None,
+                timestamp_ms: None,
+                ..record
+            };
             assert_eq!(*sent, expected);
         });
         assert!(letter.is_reducible());
@@ -231,31 +264,63 @@ mod tests {
     #[test]
     fn a_dead_letter_keeps_the_reason_and_the_beginning_of_key_and_headers_that_are_too_large() {
         let slot = "s".parse().unwrap();
-        let place = Place { commit_lsn: Lsn::new(0x10), index: 2, via: Via::Slot };
+        let place = Place {
+            commit_lsn: Lsn::new(0x10),
+            index: 2,
+            via: Via::Slot,
+        };
         for bytes in [1, 1_024, 2_700, 33_000, 3_000_000] {
             let large = vec![b'x'; bytes];
-            let many: Vec<(String, Option<Vec<u8>>)> =
-                (0..40).map(|number| (format!("h{number}"), Some(large.clone()))).collect();
-            let headers: Vec<(&str, Option<&[u8]>)> =
-                many.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
-            let record = Record { topic: "t", key: Some(&large), headers: &headers, ..Record::default() };
-            let (row, class, cause) = (&*large, "too-large", "large");
-            let reason = Reason { slot: &slot, outbox: "o", row, place, class, cause, attempts: 1 };
+            let many: Vec<(String, Option<Vec<u8>>)> = (0..40)
+                .map(|number| (format!("h{number}"), Some(large.clone())))
+                .collect();
+            let headers: Vec<(&str, Option<&[u8]>)> = many
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_deref()))
+                .collect();
+            let record = Record {
+                topic: "t",
+                key: Some(&large),
+                headers: &headers,
+                ..Record::default()
+            };
+            let row = &*large;
+            let class = "too-large";
+            let cause = "large";
+            let reason = Reason {
+                slot: &slot,
+                outbox: "o",
+                row,
+                place,
+                class,
+                cause,
+                attempts: 1,
+            };
             let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason);
             assert_eq!(letter.is_reducible(), bytes > 1_000, "{bytes}");
             let letter = letter.reduced();
             assert!(!letter.is_reducible(), "{bytes}");
             letter.with_record(|sent| {
-                let header =
-                    |name: &str| sent.headers.iter().find(|(found, _)| *found == name).and_then(|(_, value)| *value);
+                let header = |name: &str| {
+                    sent.headers
+                        .iter()
+                        .find(|(found, _)| *found == name)
+                        .and_then(|(_, value)| *value)
+                };
                 assert_eq!(sent.key, Some(&large[..bytes.min(1_024)]));
                 assert_eq!(
                     (header(CLASS_HEADER), header(PLACE_HEADER)),
                     (Some(&b"too-large"[..]), Some(&b"0/10:2"[..]))
                 );
                 assert!(sent.bytes() < 20_000, "{}", sent.bytes());
-                let shortened = String::from_utf8_lossy(header(SHORTENED_HEADER).unwrap_or_default()).into_owned();
-                assert_eq!(shortened.starts_with(&format!("key={bytes},h0={bytes},")), bytes > 1_024, "{shortened}");
+                let shortened =
+                    String::from_utf8_lossy(header(SHORTENED_HEADER).unwrap_or_default())
+                        .into_owned();
+                assert_eq!(
+                    shortened.starts_with(&format!("key={bytes},h0={bytes},")),
+                    bytes > 1_024,
+                    "{shortened}"
+                );
             });
         }
     }
@@ -263,8 +328,14 @@ mod tests {
     #[test]
     fn an_owned_copy_equals_its_record() {
         let headers: &[(&str, Option<&[u8]>)] = &[("a", Some(b"1")), ("b", None)];
-        let record =
-            Record { topic: "t", key: Some(b""), value: None, headers, partition: Some(3), timestamp_ms: Some(4) };
+        let record = Record {
+            topic: "t",
+            key: Some(b""),
+            value: None,
+            headers,
+            partition: Some(3),
+            timestamp_ms: Some(4),
+        };
         OwnedRecord::of(&record).with_record(|copy| assert_eq!(copy, &record));
     }
 }

@@ -1,8 +1,9 @@
 //! Turns an event into a record: topic, key, headers, value.
 //!
-//! The defaults are those of Debezium's Outbox Event Router. The topic is a prefix and the unchanged aggregate type,
-//! and the key is the aggregate id. The event's id is a header, and the value is the payload's text. Topic, key and
-//! further headers are templates over the row's columns.
+//! The defaults are those of Debezium's Outbox Event Router. The topic is a prefix and the
+//! unchanged aggregate type, and the key is the aggregate id. The event's id is a header, and the
+//! value is the payload's text. Topic, key and further headers are templates over the row's
+//! columns.
 
 pub mod dead_letter;
 mod router;
@@ -32,7 +33,11 @@ impl Record<'_> {
     /// The bytes of key, value and headers. They count against the limit on bytes in flight.
     pub fn bytes(&self) -> usize {
         let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
-        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + length(*value)).sum();
+        let headers: usize = self
+            .headers
+            .iter()
+            .map(|(name, value)| name.len() + length(*value))
+            .sum();
         length(self.key) + length(self.value) + headers
     }
 }

@@ -67,8 +67,8 @@ pub struct Routed<'s> {
 }
 
 impl Routed<'_> {
-    /// The name of a reserved header in the row, which the record omits. With such a header, a row could claim to be a
-    /// replay, to resolve a dead letter, or to be published already.
+    /// The name of a reserved header in the row, which the record omits. With such a header, a row
+    /// could claim to be a replay, to resolve a dead letter, or to be published already.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
@@ -76,15 +76,35 @@ impl Routed<'_> {
     /// Calls `take` with the record.
     #[inline]
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
-        let (topic, key, value) = (self.topic, self.key.as_deref(), self.value.as_deref());
-        let (partition, timestamp_ms) = (self.partition, self.timestamp_ms);
+        let topic = self.topic;
+        let key = self.key.as_deref();
+        let value = self.value.as_deref();
+        let partition = self.partition;
+        let timestamp_ms = self.timestamp_ms;
         let fixed = self.fixed.get(..self.fixed_count).unwrap_or_default();
         if self.more.is_empty() {
-            return take(&Record { topic, key, value, headers: fixed, partition, timestamp_ms });
+            return take(&Record {
+                topic,
+                key,
+                value,
+                headers: fixed,
+                partition,
+                timestamp_ms,
+            });
         }
-        let more = self.more.iter().map(|(name, value)| (name.as_ref(), value.as_deref()));
+        let more = self
+            .more
+            .iter()
+            .map(|(name, value)| (name.as_ref(), value.as_deref()));
         let headers: Vec<_> = fixed.iter().copied().chain(more).collect();
-        take(&Record { topic, key, value, headers: &headers, partition, timestamp_ms })
+        take(&Record {
+            topic,
+            key,
+            value,
+            headers: &headers,
+            partition,
+            timestamp_ms,
+        })
     }
 }
 
@@ -97,12 +117,16 @@ impl Router {
         let config = &outbox.route;
         let bind = |template: &Template| template.bind(|column| outbox.index_of(column));
         let bind_column = |column: &str| bind(&Template::column(column));
-        let bind_named = |(name, template): &(String, Template)| Ok((name.clone(), bind(template)?));
+        let bind_named =
+            |(name, template): &(String, Template)| Ok((name.clone(), bind(template)?));
         let value = match &config.value {
             ValueConfig::Template(template) => Value::One(bind(template)?),
             ValueConfig::Envelope { members, tombstone } => {
                 let member = |(name, template): &(String, Template)| {
-                    Ok((format!("{}:", serde_json::Value::from(name.as_str())), bind(template)?))
+                    Ok((
+                        format!("{}:", serde_json::Value::from(name.as_str())),
+                        bind(template)?,
+                    ))
                 };
                 Value::Envelope {
                     members: members.iter().map(member).collect::<Result<_, _>>()?,
@@ -118,7 +142,11 @@ impl Router {
                 position: config.position_header.clone(),
                 position_value: String::new(),
                 origin_bytes: 0,
-                named: config.headers.iter().map(bind_named).collect::<Result<_, _>>()?,
+                named: config
+                    .headers
+                    .iter()
+                    .map(bind_named)
+                    .collect::<Result<_, _>>()?,
                 members: config.headers_from.as_ref().map(bind).transpose()?,
                 omit_null: config.null_headers == NullHeaders::Omit,
             },
@@ -136,20 +164,26 @@ impl Router {
         self.headers.origin_bytes = self.headers.position_value.len();
     }
 
-    /// The record of `event`. With the default templates, an aggregate type that is already known causes no allocation.
+    /// The record of `event`. With the default templates, an aggregate type that is already known
+    /// causes no allocation.
     ///
     /// # Errors
-    /// [`RouteError`]: the event has no topic, the bus does not allow the topic, or a value does not fit its template.
+    /// [`RouteError`]: the event has no topic, the bus does not allow the topic, or a value does
+    /// not fit its template.
     #[inline]
     pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
         self.events += 1;
         self.headers.set_place(event.place);
-        let known = self.topics.selector.and_then(|place| self.topics.find(event.row.get(place)));
+        let known = self
+            .topics
+            .selector
+            .and_then(|place| self.topics.find(event.row.get(place)));
         let number = match known {
             Some(number) => number,
             None => self.topic(event)?,
         };
-        self.record(event, number).map_err(|error| self.unfit(event, error))
+        self.record(event, number)
+            .map_err(|error| self.unfit(event, error))
     }
 
     fn record<'s>(&'s self, event: &'s Event<'s>, topic: usize) -> Result<Routed<'s>, RenderError> {
@@ -170,16 +204,33 @@ impl Router {
         if headers.omit_null {
             more.retain(|(_, value)| value.is_some());
         }
-        let (mut fixed, mut fixed_count) = ([("", None); 3], 0);
+        let mut fixed = [("", None); 3];
+        let mut fixed_count = 0;
         let id = headers.id.as_deref().map(|name| (name, Some(event.id())));
-        let position = headers.position.as_deref().map(|name| (name, Some(headers.position_value.as_bytes())));
+        let position = headers
+            .position
+            .as_deref()
+            .map(|name| (name, Some(headers.position_value.as_bytes())));
         let replay = (event.place.via == Via::Replay).then_some((REPLAY_HEADER, Some(&b"1"[..])));
-        for (slot, header) in fixed.iter_mut().zip(id.into_iter().chain(position).chain(replay)) {
+        for (slot, header) in fixed
+            .iter_mut()
+            .zip(id.into_iter().chain(position).chain(replay))
+        {
             *slot = header;
             fixed_count += 1;
         }
-        let partition = number(self.partition.as_ref(), row, "the number of a partition", partition_in)?;
-        let timestamp_ms = number(self.timestamp.as_ref(), row, "a time since 1970", timestamp_ms_in)?;
+        let partition = number(
+            self.partition.as_ref(),
+            row,
+            "the number of a partition",
+            partition_in,
+        )?;
+        let timestamp_ms = number(
+            self.timestamp.as_ref(),
+            row,
+            "a time since 1970",
+            timestamp_ms_in,
+        )?;
         Ok(Routed {
             topic: self.topics.name(topic),
             key,
@@ -193,15 +244,28 @@ impl Router {
         })
     }
 
-    /// The record of an event without a route: its key, if any, and as value its columns as a JSON object. The topic is empty.
+    /// The record of an event without a route: its key, if any, and as value its columns as a JSON
+    /// object. The topic is empty.
     pub(crate) fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
-        let key = self.key.as_ref().and_then(|bound| bound.render(&event.row).ok().flatten());
+        let key = self
+            .key
+            .as_ref()
+            .and_then(|bound| bound.render(&event.row).ok().flatten());
         let text = |bytes: &[u8]| serde_json::Value::from(String::from_utf8_lossy(bytes));
         let columns = self.columns.iter().enumerate();
         let row: Map<String, serde_json::Value> = columns
-            .map(|(place, name)| (name.clone(), event.row.get(place).map_or(serde_json::Value::Null, text)))
+            .map(|(place, name)| {
+                (
+                    name.clone(),
+                    event.row.get(place).map_or(serde_json::Value::Null, text),
+                )
+            })
             .collect();
-        let id = self.headers.id.iter().map(|name| (name.clone(), Some(event.id().to_vec())));
+        let id = self
+            .headers
+            .id
+            .iter()
+            .map(|name| (name.clone(), Some(event.id().to_vec())));
         OwnedRecord {
             topic: String::new(),
             key: key.map(|key| key.into_owned()),
@@ -216,21 +280,38 @@ impl Router {
     #[cold]
     fn topic(&mut self, event: &Event<'_>) -> Result<usize, RouteError> {
         let bound = &self.topics.bound;
-        let rendered = bound.render(&event.row).map_err(|error| self.unfit(event, error))?;
+        let rendered = bound
+            .render(&event.row)
+            .map_err(|error| self.unfit(event, error))?;
         let Some(topic) = rendered else {
             let null = bound.places().find(|place| event.row.get(*place).is_none());
             let column = self.column(null.unwrap_or_default());
-            return Err(error(event, RouteProblem::NoTopic { template: bound.source().to_owned(), column }));
+            return Err(error(
+                event,
+                RouteProblem::NoTopic {
+                    template: bound.source().to_owned(),
+                    column,
+                },
+            ));
         };
         let selected = self.topics.selector.map(|place| event.row.get(place));
         if let Some(number) = self.topics.find(selected.unwrap_or(Some(topic.as_ref()))) {
             return Ok(number);
         }
         let topic = topic.into_owned();
-        self.topics.learn(selected.unwrap_or(Some(topic.as_slice())), &topic).map_err(|problem| {
-            let template = self.topics.bound.source().to_owned();
-            error(event, RouteProblem::Topic { template, topic: Shown::of(&topic), problem })
-        })
+        self.topics
+            .learn(selected.unwrap_or(Some(topic.as_slice())), &topic)
+            .map_err(|problem| {
+                let template = self.topics.bound.source().to_owned();
+                error(
+                    event,
+                    RouteProblem::Topic {
+                        template,
+                        topic: Shown::of(&topic),
+                        problem,
+                    },
+                )
+            })
     }
 
     fn column(&self, place: usize) -> String {
@@ -239,8 +320,19 @@ impl Router {
 
     #[cold]
     fn unfit(&self, event: &Event<'_>, problem: RenderError) -> RouteError {
-        let RenderError { template, place, needed } = problem;
-        error(event, RouteProblem::Value { template, column: self.column(place), needed })
+        let RenderError {
+            template,
+            place,
+            needed,
+        } = problem;
+        error(
+            event,
+            RouteProblem::Value {
+                template,
+                column: self.column(place),
+                needed,
+            },
+        )
     }
 }
 
@@ -252,22 +344,34 @@ impl Headers {
             self.position_value.truncate(self.origin_bytes);
             // Writing to a String does not fail.
             let from_table = if place.via == Via::Slot { "" } else { "t" };
-            write!(self.position_value, "{}:{from_table}{}", place.commit_lsn, place.index).unwrap_or_default();
+            write!(
+                self.position_value,
+                "{}:{from_table}{}",
+                place.commit_lsn, place.index
+            )
+            .unwrap_or_default();
         }
     }
 
-    /// The headers that are members of a JSON object, without those that have a header's name or a reserved name.
+    /// The headers that are members of a JSON object, without those that have a header's name or a
+    /// reserved name.
     fn of_members(
         &self,
         bound: &Bound,
         row: &Row<'_>,
         left_out: &mut Option<String>,
     ) -> Result<Vec<MadeHeader<'static>>, RenderError> {
-        let Some(object) = bound.render(row)? else { return Ok(Vec::new()) };
+        let Some(object) = bound.render(row)? else {
+            return Ok(Vec::new());
+        };
         let not = |needed| bound.error(bound.places().next().unwrap_or_default(), needed);
         let members = members(&object).map_err(not)?;
-        let named = [self.id.as_deref(), self.position.as_deref()].into_iter().flatten();
-        let named: Vec<_> = named.chain(self.named.iter().map(|(name, _)| name.as_str())).collect();
+        let named = [self.id.as_deref(), self.position.as_deref()]
+            .into_iter()
+            .flatten();
+        let named: Vec<_> = named
+            .chain(self.named.iter().map(|(name, _)| name.as_str()))
+            .collect();
         let mut headers = Vec::with_capacity(members.len());
         let mut seen = HashSet::with_capacity(members.len());
         // Of members with one name the last counts, as in `jsonb`.
@@ -296,15 +400,23 @@ fn number(
     needed: &'static str,
     read: fn(&Row<'_>, usize) -> Option<i64>,
 ) -> Result<Option<i64>, RenderError> {
-    let Some((bound, place)) = column.and_then(|bound| Some((bound, bound.column()?))) else { return Ok(None) };
+    let Some((bound, place)) = column.and_then(|bound| Some((bound, bound.column()?))) else {
+        return Ok(None);
+    };
     match row.get(place) {
-        Some(_) => read(row, place).map(Some).ok_or_else(|| bound.error(place, needed)),
+        Some(_) => read(row, place)
+            .map(Some)
+            .ok_or_else(|| bound.error(place, needed)),
         None => Ok(None),
     }
 }
 
 fn error(event: &Event<'_>, problem: RouteProblem) -> RouteError {
-    RouteError { place: event.place, id: Shown::of(event.id()), problem }
+    RouteError {
+        place: event.place,
+        id: Shown::of(event.id()),
+        problem,
+    }
 }
 
 /// OID of `bigint`, which holds milliseconds.
@@ -317,11 +429,17 @@ fn partition_in(row: &Row<'_>, place: usize) -> Option<i64> {
     (0..PARTITIONS_MAX).contains(&number).then_some(number)
 }
 
-/// The time in the column at `place`, in Unix milliseconds: a `bigint` unchanged, any other type as a timestamp.
+/// The time in the column at `place`, in Unix milliseconds: a `bigint` unchanged, any other type as
+/// a timestamp.
 fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
     let text = std::str::from_utf8(row.get(place)?).ok()?;
-    let ms: i64 = if row.type_oid(place) == INT8 { text.parse().ok()? } else { Moment::read(text)?.millis()? };
-    // The bus knows no time before 1970, and for librdkafka 0 is the time of production (`rd_kafka_msg_new0`).
+    let ms: i64 = if row.type_oid(place) == INT8 {
+        text.parse().ok()?
+    } else {
+        Moment::read(text)?.millis()?
+    };
+    // The bus knows no time before 1970, and for librdkafka 0 is the time of production
+    // (`rd_kafka_msg_new0`).
     (ms >= 0).then_some(ms.max(1))
 }
 
@@ -329,12 +447,20 @@ fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteProblem {
     #[error("template {template:?} makes topic {topic}, which {problem}")]
-    Topic { template: String, topic: Shown, problem: TopicProblem },
+    Topic {
+        template: String,
+        topic: Shown,
+        problem: TopicProblem,
+    },
     /// A column that selects the topic is NULL.
     #[error("column {column} is NULL, and template {template:?} needs it for the topic")]
     NoTopic { template: String, column: String },
     #[error("column {column} is not {needed}, which template {template:?} needs")]
-    Value { template: String, column: String, needed: &'static str },
+    Value {
+        template: String,
+        column: String,
+        needed: &'static str,
+    },
 }
 
 /// An event cannot be routed. The position stays before it: it is not skipped.
@@ -347,14 +473,19 @@ pub struct RouteError {
 }
 
 /// The shared part of all remedies.
-const CORRECT: &str = "If the template or its column is not the one that was meant, correct the configuration; default('…') \
+const CORRECT: &str = "If the template or its column is not the one that was meant, correct the \
+                       configuration; default('…') \
                        gives NULL a value. Otherwise keep such rows out with a CHECK on the column";
 
 impl RouteError {
     /// The error for an operator, with slot and remedy.
     pub fn into_error(self, slot: &SlotName) -> Error {
         // The slot sends the row as it was inserted.
-        let row = if self.place.via == Via::Slot { "" } else { "Correct the row in the table, or delete it. " };
+        let row = if self.place.via == Via::Slot {
+            ""
+        } else {
+            "Correct the row in the table, or delete it. "
+        };
         let mut error = Error::new(Kind::Event, self.problem)
             .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
             .remedy(format_args!("{row}{CORRECT}"));
@@ -385,18 +516,24 @@ enum Value {
 }
 
 impl Value {
-    /// The value of a row; `None` is a tombstone. A value that is one unchanged column is not copied.
+    /// The value of a row; `None` is a tombstone. A value that is one unchanged column is not
+    /// copied.
     #[inline]
     fn render<'s>(&'s self, row: &'s Row<'s>) -> Result<Option<Cow<'s, [u8]>>, RenderError> {
         match self {
             Value::One(bound) => match bound.column() {
                 Some(place) if row.type_oid(place) == BYTEA => {
                     let bytes = row.get(place).map(bytea).transpose();
-                    Ok(bytes.map_err(|needed| bound.error(place, needed))?.map(Cow::Owned))
+                    Ok(bytes
+                        .map_err(|needed| bound.error(place, needed))?
+                        .map(Cow::Owned))
                 }
                 _ => bound.render(row),
             },
-            Value::Envelope { tombstone: Some(column), .. } if column.render(row)?.is_none() => Ok(None),
+            Value::Envelope {
+                tombstone: Some(column),
+                ..
+            } if column.render(row)?.is_none() => Ok(None),
             Value::Envelope { members, .. } => {
                 let mut object = vec![b'{'];
                 for (number, (name, bound)) in members.iter().enumerate() {
@@ -431,11 +568,16 @@ pub enum TopicProblem {
 /// `name` as a topic, if the bus takes it by its `rule`.
 fn checked(name: &[u8], rule: TopicRule) -> Result<&str, TopicProblem> {
     let bytes = name.len();
-    let TopicRule { bytes_max, punctuation, refused } = rule;
+    let TopicRule {
+        bytes_max,
+        punctuation,
+        refused,
+    } = rule;
     if bytes > bytes_max {
         return Err(TopicProblem::TooLong { bytes, bytes_max });
     }
-    let is_legal = |byte: &u8| byte.is_ascii_alphanumeric() || punctuation.as_bytes().contains(byte);
+    let is_legal =
+        |byte: &u8| byte.is_ascii_alphanumeric() || punctuation.as_bytes().contains(byte);
     if !name.iter().all(is_legal) {
         return Err(TopicProblem::Characters(punctuation));
     }
@@ -447,11 +589,12 @@ fn checked(name: &[u8], rule: TopicRule) -> Result<&str, TopicProblem> {
     }
 }
 
-/// The greatest number of known topics. At this number all are forgotten and learned again: topics come from rows, and
-/// rows must not grow memory (P4, P11). Far more than the topics of one outbox.
+/// The greatest number of known topics. At this number all are forgotten and learned again: topics
+/// come from rows, and rows must not grow memory (P4, P11). Far more than the topics of one outbox.
 const TOPICS_MAX: usize = 1024;
 
-/// Topics by the value of the template's only column, or by the topic itself if the template has several columns.
+/// Topics by the value of the template's only column, or by the topic itself if the template has
+/// several columns.
 #[derive(Debug)]
 struct Topics {
     bound: Bound,
@@ -467,11 +610,22 @@ struct Topics {
 
 impl Topics {
     fn new(bound: Bound, config: &RouteConfig) -> Topics {
-        let (reserved, rule) = (config.reserved_topics.clone(), config.topic_rule);
+        let reserved = config.reserved_topics.clone();
+        let rule = config.topic_rule;
         let mut places = bound.places();
-        let selector = places.next().filter(|first| places.all(|place| place == *first));
+        let selector = places
+            .next()
+            .filter(|first| places.all(|place| place == *first));
         drop(places);
-        Topics { bound, selector, rule, reserved, topics: Vec::new(), known: HashMap::new(), of_null: None }
+        Topics {
+            bound,
+            selector,
+            rule,
+            reserved,
+            topics: Vec::new(),
+            known: HashMap::new(),
+            of_null: None,
+        }
     }
 
     /// The number of the topic that this text makes, if it is known; `None` is NULL.
@@ -518,7 +672,15 @@ mod tests {
     use crate::testing::Lab;
 
     /// Rows of a table with the default columns and some more.
-    const COLUMNS: [&str; 7] = ["id", "aggregatetype", "aggregateid", "type", "payload", "tenant", "metadata"];
+    const COLUMNS: [&str; 7] = [
+        "id",
+        "aggregatetype",
+        "aggregateid",
+        "type",
+        "payload",
+        "tenant",
+        "metadata",
+    ];
 
     type Values = [Option<&'static str>; COLUMNS.len()];
 
@@ -552,19 +714,30 @@ mod tests {
     impl Routes {
         fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
             let reserved_topics = vec!["outbox.event.state".to_owned()];
-            let route = RouteConfig { reserved_topics, ..RouteConfig::default() };
-            let mut outbox = OutboxConfig { route, ..OutboxConfig::default() };
+            let route = RouteConfig {
+                reserved_topics,
+                ..RouteConfig::default()
+            };
+            let mut outbox = OutboxConfig {
+                route,
+                ..OutboxConfig::default()
+            };
             change(&mut outbox.route);
             outbox.need_only_routed();
             let router = Router::new(&outbox).unwrap();
             Routes { outbox, router }
         }
 
-        fn try_route(&mut self, type_oid: u32, values: &[Option<&str>]) -> Result<Sent, RouteError> {
+        fn try_route(
+            &mut self,
+            type_oid: u32,
+            values: &[Option<&str>],
+        ) -> Result<Sent, RouteError> {
             let lab = Lab::of_type(type_oid, &self.outbox, &COLUMNS, values);
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let header =
-                |(name, value): &(&str, Option<&[u8]>)| format!("{name}={}", value.map_or("NULL".into(), text));
+            let header = |(name, value): &(&str, Option<&[u8]>)| {
+                format!("{name}={}", value.map_or("NULL".into(), text))
+            };
             let sent = |record: &Record<'_>| Sent {
                 topic: record.topic.to_owned(),
                 key: record.key.map(text),
@@ -573,7 +746,9 @@ mod tests {
                 timestamp_ms: record.timestamp_ms,
                 headers: record.headers.iter().map(header).collect(),
             };
-            self.router.route(&lab.event()).map(|routed| routed.with_record(sent))
+            self.router
+                .route(&lab.event())
+                .map(|routed| routed.with_record(sent))
         }
 
         fn route(&mut self, values: &[Option<&str>]) -> Sent {
@@ -581,7 +756,10 @@ mod tests {
         }
 
         fn problem(&mut self, values: &[Option<&str>]) -> String {
-            self.try_route(TEXT, values).unwrap_err().problem.to_string()
+            self.try_route(TEXT, values)
+                .unwrap_err()
+                .problem
+                .to_string()
         }
     }
 
@@ -605,7 +783,10 @@ mod tests {
         for _ in 0..2 {
             let sent = routes.route(&ROW);
             assert_eq!(sent.topic, "outbox.event.Order.v1");
-            assert_eq!((sent.key.as_deref(), sent.value.as_deref()), (Some("o-1"), ROW[4]));
+            assert_eq!(
+                (sent.key.as_deref(), sent.value.as_deref()),
+                (Some("o-1"), ROW[4])
+            );
             assert_eq!(sent.headers, ["id=7", "walrelay-position=0/64:3"]);
         }
     }
@@ -617,7 +798,9 @@ mod tests {
             row[4] = text;
             let sent = Routes::new(|_| {}).route(&row);
             assert_eq!((sent.key.as_deref(), sent.value.as_deref()), (text, text));
-            let sent = Routes::new(|route| (route.topic, route.key) = (template("all-events"), None)).route(&row);
+            let sent =
+                Routes::new(|route| (route.topic, route.key) = (template("all-events"), None))
+                    .route(&row);
             assert_eq!((sent.topic.as_str(), sent.key), ("all-events", None));
         }
     }
@@ -628,34 +811,75 @@ mod tests {
             route.topic = template("{type|lower}-out-{tenant|default('none')}");
             route.key = Some(template("{aggregatetype}/{aggregateid}"));
             route.position_header = None;
-            let headers = [("eventType", "{type}"), ("tenant", "{tenant}"), ("traceparent", "{metadata.traceparent}")];
-            route.headers = headers.map(|(name, text)| (name.to_owned(), template(text))).to_vec();
+            let headers = [
+                ("eventType", "{type}"),
+                ("tenant", "{tenant}"),
+                ("traceparent", "{metadata.traceparent}"),
+            ];
+            route.headers = headers
+                .map(|(name, text)| (name.to_owned(), template(text)))
+                .to_vec();
         });
         for _ in 0..2 {
             let sent = routes.route(&ROW);
-            assert_eq!((sent.topic.as_str(), sent.key.as_deref()), ("placed-out-none", Some("Order.v1/o-1")));
-            assert_eq!(sent.headers, ["id=7", "eventType=Placed", "tenant=NULL", "traceparent=00-ab"]);
+            assert_eq!(
+                (sent.topic.as_str(), sent.key.as_deref()),
+                ("placed-out-none", Some("Order.v1/o-1"))
+            );
+            assert_eq!(
+                sent.headers,
+                [
+                    "id=7",
+                    "eventType=Placed",
+                    "tenant=NULL",
+                    "traceparent=00-ab"
+                ]
+            );
         }
         routes.outbox.route.null_headers = NullHeaders::Omit;
         let mut fewer = Routes::new(|route| *route = routes.outbox.route.clone());
-        assert_eq!(fewer.route(&ROW).headers, ["id=7", "eventType=Placed", "traceparent=00-ab"]);
-        assert_eq!(routes.route(&with(5, Some("acme"))).topic, "placed-out-acme");
-        assert_eq!(routes.route(&with(2, None)).key, None, "a NULL in it makes the whole key NULL");
+        assert_eq!(
+            fewer.route(&ROW).headers,
+            ["id=7", "eventType=Placed", "traceparent=00-ab"]
+        );
+        assert_eq!(
+            routes.route(&with(5, Some("acme"))).topic,
+            "placed-out-acme"
+        );
+        assert_eq!(
+            routes.route(&with(2, None)).key,
+            None,
+            "a NULL in it makes the whole key NULL"
+        );
     }
 
     #[test]
     fn a_type_that_makes_no_topic_is_an_error_with_the_row_id_in_escaped_text() {
         let hostile = format!("a\n\x1b[2J{}", "x".repeat(100_000));
         let mut row: Vec<Option<&str>> = ROW.to_vec();
-        (row[0], row[1]) = (Some("7\x01"), Some(hostile.as_str()));
-        let error = Routes::new(|_| {}).try_route(TEXT, &row).unwrap_err().into_error(&"orders".parse().unwrap());
+        row[0] = Some("7\x01");
+        row[1] = Some(hostile.as_str());
+        let error = Routes::new(|_| {})
+            .try_route(TEXT, &row)
+            .unwrap_err()
+            .into_error(&"orders".parse().unwrap());
         assert_eq!(error.kind(), Kind::Event);
-        let start = "slot orders: event at index 3 of the transaction at 0/64, row \"7\\u{1}\": template \
+        let start = "slot orders: event at index 3 of the transaction at 0/64, row \"7\\u{1}\": \
+                     template \
                      \"outbox.event.{aggregatetype}\" makes topic \"outbox.event.a\\n\\u{1b}[2Jxxx";
         let text = error.to_string();
-        assert!(text.starts_with(start) && text.ends_with(error.cause()), "{text}");
-        assert!(text.len() < 500 && !text.contains(char::is_control), "{text}");
-        assert!(error.is_of_event && error.what_to_do().unwrap().starts_with("If the template"), "{error:?}");
+        assert!(
+            text.starts_with(start) && text.ends_with(error.cause()),
+            "{text}"
+        );
+        assert!(
+            text.len() < 500 && !text.contains(char::is_control),
+            "{text}"
+        );
+        assert!(
+            error.is_of_event && error.what_to_do().unwrap().starts_with("If the template"),
+            "{error:?}"
+        );
     }
 
     #[test]
@@ -665,20 +889,34 @@ mod tests {
             route.value = ValueConfig::Template(template("{payload|strip('b')}"));
             route.partition = Some("type".to_owned());
         });
-        let partition = "column type is not the number of a partition, which template \"{type}\" needs";
+        let partition =
+            "column type is not the number of a partition, which template \"{type}\" needs";
         for (place, value, problem) in [
             (
                 1,
                 None,
-                "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" needs it for the topic",
+                "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" needs \
+                 it for the topic",
             ),
-            (1, Some("state"), "template \"outbox.event.{aggregatetype}\" makes topic \"outbox.event.state\""),
+            (
+                1,
+                Some("state"),
+                "template \"outbox.event.{aggregatetype}\" makes topic \"outbox.event.state\"",
+            ),
             (3, Some("-1"), partition),
             (3, Some("100000"), partition),
             (3, Some("x"), partition),
             (3, Some(""), partition),
-            (4, Some("[]"), "column payload is not a JSON object, which template \"{payload|strip('b')}\" needs"),
-            (6, Some("no json"), "column metadata is not JSON, which template \"{metadata.n|lower}\" needs"),
+            (
+                4,
+                Some("[]"),
+                "column payload is not a JSON object, which template \"{payload|strip('b')}\" needs",
+            ),
+            (
+                6,
+                Some("no json"),
+                "column metadata is not JSON, which template \"{metadata.n|lower}\" needs",
+            ),
         ] {
             let mut row = with(3, Some("3"));
             row[place] = value;
@@ -689,14 +927,22 @@ mod tests {
 
     #[test]
     fn a_template_column_that_is_not_selected_is_an_error() {
-        let route = RouteConfig { topic: template("{nowhere}"), ..RouteConfig::default() };
-        let outbox = OutboxConfig { route, ..OutboxConfig::default() };
+        let route = RouteConfig {
+            topic: template("{nowhere}"),
+            ..RouteConfig::default()
+        };
+        let outbox = OutboxConfig {
+            route,
+            ..OutboxConfig::default()
+        };
         assert_eq!(Router::new(&outbox).unwrap_err().column, "nowhere");
     }
 
     #[test]
     fn a_value_may_be_a_template() {
-        let mut routes = Routes::new(|route| route.value = ValueConfig::Template(template("{payload|strip('b')}")));
+        let mut routes = Routes::new(|route| {
+            route.value = ValueConfig::Template(template("{payload|strip('b')}"))
+        });
         assert_eq!(routes.route(&ROW).value.as_deref(), Some(r#"{"a": 12.50}"#));
         assert_eq!(routes.route(&with(4, None)).value, None);
     }
@@ -713,22 +959,35 @@ mod tests {
         ];
         let mut routes = Routes::new(|route| {
             let members = members.map(member).to_vec();
-            route.value = ValueConfig::Envelope { members, tombstone: Some("payload".to_owned()) };
+            route.value = ValueConfig::Envelope {
+                members,
+                tombstone: Some("payload".to_owned()),
+            };
         });
         let expected = r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"tenant":null,"n":1}"#;
         assert_eq!(routes.route(&ROW).value.as_deref(), Some(expected));
-        assert_eq!(routes.route(&with(4, None)).value, None, "a tombstone was asked for");
+        assert_eq!(
+            routes.route(&with(4, None)).value,
+            None,
+            "a tombstone was asked for"
+        );
     }
 
     #[test]
     fn a_bytea_payload_is_published_as_its_bytes() {
         let mut routes = Routes::new(|_| {});
         let mut route = |payload| routes.try_route(BYTEA, &with(4, Some(payload)));
-        assert_eq!(route("\\x00014a4A").unwrap().value.as_deref(), Some("\0\x01JJ"));
+        assert_eq!(
+            route("\\x00014a4A").unwrap().value.as_deref(),
+            Some("\0\x01JJ")
+        );
         assert_eq!(route("\\x").unwrap().value.as_deref(), Some(""));
         for bad in ["\\x0", "\\xzz", "\\000", ""] {
             let problem = route(bad).unwrap_err().to_string();
-            assert!(problem.contains("column payload is not bytea in hexadecimal form"), "{bad}: {problem}");
+            assert!(
+                problem.contains("column payload is not bytea in hexadecimal form"),
+                "{bad}: {problem}"
+            );
         }
     }
 
@@ -737,16 +996,21 @@ mod tests {
         let mut routes = Routes::new(|_| {});
         routes.router.set_origin("7412345678901234567", 2);
         for _ in 0..2 {
-            assert_eq!(routes.route(&ROW).headers[1], "walrelay-position=7412345678901234567:2:0/64:3");
+            assert_eq!(
+                routes.route(&ROW).headers[1],
+                "walrelay-position=7412345678901234567:2:0/64:3"
+            );
         }
-        let mut silent = Routes::new(|route| (route.id_header, route.position_header) = (None, None));
+        let mut silent =
+            Routes::new(|route| (route.id_header, route.position_header) = (None, None));
         assert_eq!(silent.route(&ROW).headers, [""; 0]);
     }
 
     #[test]
     fn partition_and_timestamp_are_taken_from_their_columns() {
         let mut routes = Routes::new(|route| {
-            (route.partition, route.timestamp) = (Some("type".to_owned()), Some("tenant".to_owned()));
+            route.partition = Some("type".to_owned());
+            route.timestamp = Some("tenant".to_owned());
         });
         let mut route = |type_oid, partition, timestamp| {
             let mut row = with(3, partition);
@@ -754,21 +1018,56 @@ mod tests {
             routes.try_route(type_oid, &row)
         };
         for (type_oid, partition, timestamp, expected) in [
-            (TEXT, Some("3"), Some("2024-05-06 05:08:09.123456+00"), (Some(3), Some(1_714_972_089_123))),
-            (BIGINT, None, Some("1714979289123"), (None, Some(1_714_979_289_123))),
+            (
+                TEXT,
+                Some("3"),
+                Some("2024-05-06 05:08:09.123456+00"),
+                (Some(3), Some(1_714_972_089_123)),
+            ),
+            (
+                BIGINT,
+                None,
+                Some("1714979289123"),
+                (None, Some(1_714_979_289_123)),
+            ),
             (TEXT, None, None, (None, None)),
             // librdkafka takes 0 for the time of production.
             (TEXT, None, Some("1970-01-01 00:00:00"), (None, Some(1))),
             (BIGINT, None, Some("0"), (None, Some(1))),
-            (TEXT, None, Some("9999-12-31 23:59:59.999+00"), (None, Some(253_402_300_799_999))),
-            (TEXT, None, Some("12026-01-01 00:00:00"), (None, Some(317_336_745_600_000))),
+            (
+                TEXT,
+                None,
+                Some("9999-12-31 23:59:59.999+00"),
+                (None, Some(253_402_300_799_999)),
+            ),
+            (
+                TEXT,
+                None,
+                Some("12026-01-01 00:00:00"),
+                (None, Some(317_336_745_600_000)),
+            ),
         ] {
             let sent = route(type_oid, partition, timestamp).unwrap();
-            assert_eq!((sent.partition, sent.timestamp_ms), expected, "{timestamp:?}");
+            assert_eq!(
+                (sent.partition, sent.timestamp_ms),
+                expected,
+                "{timestamp:?}"
+            );
         }
-        for timestamp in ["infinity", "1969-12-31 00:00:00+00", "0044-03-15 00:00:00+00 BC", ""] {
-            let problem = route(TEXT, None, Some(timestamp)).unwrap_err().problem.to_string();
-            assert_eq!(problem, "column tenant is not a time since 1970, which template \"{tenant}\" needs");
+        for timestamp in [
+            "infinity",
+            "1969-12-31 00:00:00+00",
+            "0044-03-15 00:00:00+00 BC",
+            "",
+        ] {
+            let problem = route(TEXT, None, Some(timestamp))
+                .unwrap_err()
+                .problem
+                .to_string();
+            assert_eq!(
+                problem,
+                "column tenant is not a time since 1970, which template \"{tenant}\" needs"
+            );
         }
     }
 
@@ -781,13 +1080,25 @@ mod tests {
         let object = r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 1, "o": {"a": 1}, "n": 12.50, "none": null}"#;
         let own = ["id=7", "walrelay-position=0/64:3", "tenant=Placed"];
         let members = ["traceparent=00-ab", r#"o={"a": 1}"#, "n=12.50", "none=NULL"];
-        assert_eq!(routes.route(&with(6, Some(object))).headers, [&own[..], &members].concat());
-        assert_eq!(routes.route(&with(6, None)).headers, own, "no object, no headers");
-        for (object, needed) in
-            [("[1]", "a JSON object"), ("x", "a JSON object"), (r#"{"a\u0000b": 1}"#, "without NUL")]
-        {
+        assert_eq!(
+            routes.route(&with(6, Some(object))).headers,
+            [&own[..], &members].concat()
+        );
+        assert_eq!(
+            routes.route(&with(6, None)).headers,
+            own,
+            "no object, no headers"
+        );
+        for (object, needed) in [
+            ("[1]", "a JSON object"),
+            ("x", "a JSON object"),
+            (r#"{"a\u0000b": 1}"#, "without NUL"),
+        ] {
             let error = routes.problem(&with(6, Some(object)));
-            assert!(error.contains("column metadata is not a JSON object") && error.contains(needed), "{error}");
+            assert!(
+                error.contains("column metadata is not a JSON object") && error.contains(needed),
+                "{error}"
+            );
         }
     }
 
@@ -801,18 +1112,29 @@ mod tests {
         let object = r#"{"walrelay-position": "7:1:0/64:3", "a": "1", "Walrelay-Replay": "1", "walrelay-settled": "replayed",
                          "walrelay-error-class": "x", "walrelay": "2", "x-walrelay-replay": "3"}"#;
         let row = with(6, Some(object));
-        assert_eq!(routes.route(&row).headers, ["id=7", "a=1", "walrelay=2", "x-walrelay-replay=3"]);
+        assert_eq!(
+            routes.route(&row).headers,
+            ["id=7", "a=1", "walrelay=2", "x-walrelay-replay=3"]
+        );
         for (row, left_out) in [(row, Some("walrelay-position")), (ROW, None)] {
             let lab = Lab::new(&routes.outbox, &COLUMNS, &row);
-            assert_eq!(routes.router.route(&lab.event()).unwrap().left_out(), left_out);
+            assert_eq!(
+                routes.router.route(&lab.event()).unwrap().left_out(),
+                left_out
+            );
         }
     }
 
     #[test]
     fn a_topic_remembered_for_null_is_not_used_for_an_equal_text() {
         for null_first in [true, false] {
-            let mut routes = Routes::new(|route| route.topic = template("orders.{tenant|default('none')}"));
-            let mut rows = [(None, "orders.none"), (Some("orders.none"), "orders.orders.none")].repeat(2);
+            let mut routes =
+                Routes::new(|route| route.topic = template("orders.{tenant|default('none')}"));
+            let mut rows = [
+                (None, "orders.none"),
+                (Some("orders.none"), "orders.orders.none"),
+            ]
+            .repeat(2);
             rows.rotate_left(usize::from(!null_first));
             for (tenant, expected) in rows {
                 assert_eq!(routes.route(&with(5, tenant)).topic, expected);
@@ -823,30 +1145,63 @@ mod tests {
     #[test]
     fn a_topic_name_that_the_bus_does_not_allow_is_refused() {
         const RULE: TopicRule = TopicRule::DEFAULT;
-        for good in ["outbox.event.Order.v2_a-1", "outbox.event.", "...", &"y".repeat(249)] {
+        for good in [
+            "outbox.event.Order.v2_a-1",
+            "outbox.event.",
+            "...",
+            &"y".repeat(249),
+        ] {
             assert_eq!(checked(good.as_bytes(), RULE), Ok(good));
         }
         assert_eq!(checked(b"", RULE), Err(TopicProblem::Empty));
         assert_eq!(checked(b".", RULE), Err(TopicProblem::Refused));
         assert_eq!(checked(b"..", RULE), Err(TopicProblem::Refused));
-        let too_long = TopicProblem::TooLong { bytes: 250, bytes_max: 249 };
+        let too_long = TopicProblem::TooLong {
+            bytes: 250,
+            bytes_max: 249,
+        };
         assert_eq!(checked("y".repeat(250).as_bytes(), RULE), Err(too_long));
-        for bad in [&b"a b"[..], b"a/b", b"a\0", b"a\n", "ä".as_bytes(), b"\xff", b"../x", b"a:b", b"a,b"] {
-            assert_eq!(checked(bad, RULE), Err(TopicProblem::Characters("._-")), "{bad:?}");
+        for bad in [
+            &b"a b"[..],
+            b"a/b",
+            b"a\0",
+            b"a\n",
+            "ä".as_bytes(),
+            b"\xff",
+            b"../x",
+            b"a:b",
+            b"a,b",
+        ] {
+            assert_eq!(
+                checked(bad, RULE),
+                Err(TopicProblem::Characters("._-")),
+                "{bad:?}"
+            );
         }
     }
 
     #[test]
     fn the_number_of_remembered_topics_is_bounded_and_refused_ones_are_not_kept() {
-        let mut topics = Topics::new(template("all").bind(|_| None).unwrap(), &RouteConfig::default());
+        let mut topics = Topics::new(
+            template("all").bind(|_| None).unwrap(),
+            &RouteConfig::default(),
+        );
         for round in 0..2 {
             for number in 0..10_000 {
                 let name = format!("type-{number}");
                 let at = topics.find(Some(name.as_bytes()));
-                let at = at.unwrap_or_else(|| topics.learn(Some(name.as_bytes()), name.as_bytes()).unwrap());
+                let at = at.unwrap_or_else(|| {
+                    topics
+                        .learn(Some(name.as_bytes()), name.as_bytes())
+                        .unwrap()
+                });
                 assert_eq!(topics.name(at), name, "round {round}");
-                assert!(topics.topics.len() <= TOPICS_MAX && topics.known.len() == topics.topics.len());
-                topics.learn(Some(format!("{name}!").as_bytes()), b"a b").unwrap_err();
+                assert!(
+                    topics.topics.len() <= TOPICS_MAX && topics.known.len() == topics.topics.len()
+                );
+                topics
+                    .learn(Some(format!("{name}!").as_bytes()), b"a b")
+                    .unwrap_err();
             }
         }
     }

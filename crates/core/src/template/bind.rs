@@ -56,13 +56,27 @@ impl Bound {
     ) -> Result<Bound, UnknownColumn> {
         let bound = |part: &Part<String>| match part {
             Part::Text(text) => Ok(Part::Text(text.clone())),
-            Part::Field(Field { column, path, functions }) => {
-                let unknown = || UnknownColumn { template: source.to_owned(), column: column.clone() };
+            Part::Field(Field {
+                column,
+                path,
+                functions,
+            }) => {
+                let unknown = || UnknownColumn {
+                    template: source.to_owned(),
+                    column: column.clone(),
+                };
                 let column = place(column).ok_or_else(unknown)?;
-                Ok(Part::Field(Field { column, path: path.clone(), functions: functions.clone() }))
+                Ok(Part::Field(Field {
+                    column,
+                    path: path.clone(),
+                    functions: functions.clone(),
+                }))
             }
         };
-        Ok(Bound { source: source.to_owned(), parts: parts.iter().map(bound).collect::<Result<_, _>>()? })
+        Ok(Bound {
+            source: source.to_owned(),
+            parts: parts.iter().map(bound).collect::<Result<_, _>>()?,
+        })
     }
 
     /// The text of the template.
@@ -73,7 +87,9 @@ impl Bound {
     /// The place of the one column this is as it stands, if it is that.
     pub fn column(&self) -> Option<usize> {
         match self.parts.as_slice() {
-            [Part::Field(field)] if field.path.is_empty() && field.functions.is_empty() => Some(field.column),
+            [Part::Field(field)] if field.path.is_empty() && field.functions.is_empty() => {
+                Some(field.column)
+            }
             _ => None,
         }
     }
@@ -88,12 +104,19 @@ impl Bound {
 
     /// The error of a value that is not `needed`.
     pub fn error(&self, place: usize, needed: &'static str) -> RenderError {
-        RenderError { template: self.source.clone(), place, needed }
+        RenderError {
+            template: self.source.clone(),
+            place,
+            needed,
+        }
     }
 
-    /// The value for a row; `None` is NULL. Allocates only where it is put together: a column as it is need not be UTF-8.
-    /// Errors: [`RenderError`]: which value is not what the template needs.
-    pub fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
+    /// The value for a row; `None` is NULL. Allocates only where it is put together: a column as it
+    /// is need not be UTF-8. Errors: [`RenderError`]: which value is not what the template needs.
+    pub fn render<'v>(
+        &'v self,
+        values: &'v impl Values,
+    ) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
         if let Some(place) = self.column() {
             return Ok(values.value(place).map(Cow::Borrowed));
         }
@@ -113,18 +136,30 @@ impl Bound {
         Ok(Some(Cow::Owned(rendered.into_bytes())))
     }
 
-    /// Appends the value for a row as JSON: a `json` or `jsonb` column and a member of one as they stand, numbers and
-    /// truth values as such, NULL as `null`, everything else as a string.
+    /// Appends the value for a row as JSON: a `json` or `jsonb` column and a member of one as they
+    /// stand, numbers and truth values as such, NULL as `null`, everything else as a string.
     /// Errors: [`RenderError`]: which value is not what the template needs.
-    pub(crate) fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
+    pub(crate) fn append_json(
+        &self,
+        values: &impl Values,
+        into: &mut Vec<u8>,
+    ) -> Result<(), RenderError> {
         let [Part::Field(field)] = self.parts.as_slice() else {
             let rendered = self.render(values)?;
-            append(rendered.as_deref().map(String::from_utf8_lossy).as_deref(), false, into);
+            append(
+                rendered.as_deref().map(String::from_utf8_lossy).as_deref(),
+                false,
+                into,
+            );
             return Ok(());
         };
         let place = field.column;
         if let Some(last) = field.functions.last() {
-            append(self.field(field, values)?.as_deref(), last.gives_json(), into);
+            append(
+                self.field(field, values)?.as_deref(),
+                last.gives_json(),
+                into,
+            );
             return Ok(());
         }
         let Some(text) = self.text(place, values)? else {
@@ -133,7 +168,11 @@ impl Bound {
         };
         if !field.path.is_empty() {
             // A member has no type but that of its own text.
-            append(json::raw_member(text, &field.path).map_err(|_| self.error(place, "JSON"))?, true, into);
+            append(
+                json::raw_member(text, &field.path).map_err(|_| self.error(place, "JSON"))?,
+                true,
+                into,
+            );
             return Ok(());
         }
         if !values.is_checked(place) {
@@ -144,12 +183,20 @@ impl Bound {
         Ok(())
     }
 
-    fn text<'v>(&self, place: usize, values: &'v impl Values) -> Result<Option<&'v str>, RenderError> {
+    fn text<'v>(
+        &self,
+        place: usize,
+        values: &'v impl Values,
+    ) -> Result<Option<&'v str>, RenderError> {
         let text = values.value(place).map(std::str::from_utf8).transpose();
         text.map_err(|_| self.error(place, "UTF-8 text"))
     }
 
-    fn field<'v>(&self, field: &Field<usize>, values: &'v impl Values) -> Result<Option<Cow<'v, str>>, RenderError> {
+    fn field<'v>(
+        &self,
+        field: &Field<usize>,
+        values: &'v impl Values,
+    ) -> Result<Option<Cow<'v, str>>, RenderError> {
         let place = field.column;
         let not = |needed: &'static str| self.error(place, needed);
         let mut of = values.column_type(place);
@@ -179,8 +226,8 @@ fn append(text: Option<&str>, is_json: bool, into: &mut Vec<u8>) {
     }
 }
 
-/// A value of this type as JSON; `None` where it has to be a string, such as `NaN` and `Infinity`. OIDs:
-/// <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
+/// A value of this type as JSON; `None` where it has to be a string, such as `NaN` and `Infinity`.
+/// OIDs: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 fn as_json(oid: u32, text: &str) -> Option<&str> {
     match (oid, text) {
         (16, "t") => Some("true"),

@@ -44,9 +44,11 @@ pub struct Extension {
     pub make: fn(&[&str]) -> Result<Extended, String>,
 }
 
-/// A value of a column of this type in another form. `None` is NULL; an error is what the value should be instead.
-pub type OfValue =
-    dyn for<'v> Fn(Option<Cow<'v, str>>, ColumnType) -> Result<Option<Cow<'v, str>>, &'static str> + Send + Sync;
+/// A value of a column of this type in another form. `None` is NULL; an error is what the value
+/// should be instead.
+pub type OfValue = dyn for<'v> Fn(Option<Cow<'v, str>>, ColumnType) -> Result<Option<Cow<'v, str>>, &'static str>
+    + Send
+    + Sync;
 
 /// A function of an [`Extension`] with its arguments.
 #[derive(Clone)]
@@ -59,7 +61,8 @@ pub struct Extended {
 
 static EXTENSIONS: OnceLock<&'static [Extension]> = OnceLock::new();
 
-/// Adds functions to those of templates. Call before a template is parsed; only the first call counts.
+/// Adds functions to those of templates. Call before a template is parsed; only the first call
+/// counts.
 pub fn extend(with: &'static [Extension]) {
     EXTENSIONS.get_or_init(|| with);
 }
@@ -69,14 +72,22 @@ fn extensions() -> &'static [Extension] {
 }
 
 fn no_function(name: &str) -> String {
-    let forms = FORMS.split(' ').chain(extensions().iter().map(|extension| extension.usage));
-    format!("there is no function {name}; there are {}", forms.collect::<Vec<_>>().join(", "))
+    let forms = FORMS
+        .split(' ')
+        .chain(extensions().iter().map(|extension| extension.usage));
+    format!(
+        "there is no function {name}; there are {}",
+        forms.collect::<Vec<_>>().join(", ")
+    )
 }
 
-const FORMS: &str = "lower upper default('…') replace('…','…') topic match('…','…') json text strip('…',…) compact sort \
+const FORMS: &str = "lower upper default('…') replace('…','…') topic match('…','…') json text \
+                     strip('…',…) compact sort \
                      rfc3339 filled";
 
-fn text(of: impl for<'v> Fn(Cow<'v, str>) -> Result<Cow<'v, str>, &'static str> + Send + Sync + 'static) -> Function {
+fn text(
+    of: impl for<'v> Fn(Cow<'v, str>) -> Result<Cow<'v, str>, &'static str> + Send + Sync + 'static,
+) -> Function {
     Function::Text(Arc::new(of))
 }
 
@@ -94,30 +105,44 @@ impl Function {
             ("lower", []) => text(|value| Ok(value.to_lowercase().into())),
             ("upper", []) => text(|value| Ok(value.to_uppercase().into())),
             ("topic", []) => {
-                let is_forbidden = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+                let is_forbidden =
+                    |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
                 text(move |value| Ok(value.replace(is_forbidden, "_").into()))
             }
-            ("rfc3339", []) => {
-                text(|value| Ok(Moment::read(&value).and_then(Moment::rfc3339).ok_or("a timestamp")?.into()))
-            }
+            ("rfc3339", []) => text(|value| {
+                Ok(Moment::read(&value)
+                    .and_then(Moment::rfc3339)
+                    .ok_or("a timestamp")?
+                    .into())
+            }),
             ("replace", ["", _]) => return Err("replace needs something to be replaced".to_owned()),
             ("replace", [from, to]) => {
-                let (from, to) = ((*from).to_owned(), (*to).to_owned());
+                let from = (*from).to_owned();
+                let to = (*to).to_owned();
                 text(move |value| Ok(value.replace(&from, &to).into()))
             }
             ("match", [expression, to, rest @ ..]) if matches!(rest, [] | ["first" | "java"]) => {
                 let expression = match rest {
                     ["java"] => of_java(expression).ok_or_else(|| {
-                        format!("{expression:?} has something that only Java's expressions have, such as (?=…), a++ or \\p{{…}}")
+                        format!(
+                            "{expression:?} has something that only Java's expressions have, \
+                                 such as (?=…), a++ or \\p{{…}}"
+                        )
                     })?,
                     _ => (*expression).to_owned(),
                 };
                 // As a whole, which is what Debezium's route.topic.regex means too.
                 let whole = Regex::new(&format!("^(?:{expression})$"));
-                let whole = whole.map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
+                let whole = whole
+                    .map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
                 // Of a whole that matches, Java replaces the first place.
-                let replaced = if rest.is_empty() { None } else { Regex::new(&expression).ok() };
-                let (replaced, to) = (replaced.unwrap_or_else(|| whole.clone()), (*to).to_owned());
+                let replaced = if rest.is_empty() {
+                    None
+                } else {
+                    Regex::new(&expression).ok()
+                };
+                let replaced = replaced.unwrap_or_else(|| whole.clone());
+                let to = (*to).to_owned();
                 text(move |value| match whole.is_match(&value) {
                     true => Ok(replaced.replace(&value, &to).into_owned().into()),
                     false => Ok(value),
@@ -128,10 +153,14 @@ impl Function {
             ("sort", []) => to_json(json::sorted),
             ("strip", [_, ..]) => to_json(move |value| json::without(value, &arguments)),
             (name, words) => {
-                if let Some(extension) = extensions().iter().find(|extension| extension.name == name) {
+                if let Some(extension) =
+                    extensions().iter().find(|extension| extension.name == name)
+                {
                     return Ok(Function::Extended((extension.make)(words)?));
                 }
-                let form = FORMS.split(' ').find(|form| form.split('(').next() == Some(name));
+                let form = FORMS
+                    .split(' ')
+                    .find(|form| form.split('(').next() == Some(name));
                 return Err(match form {
                     Some(form) => format!("the function {name} is written {form}"),
                     None => no_function(name),
@@ -150,7 +179,9 @@ impl Function {
             Function::Default(text) => Ok(Some(value.unwrap_or_else(|| Cow::Owned(text.clone())))),
             Function::Filled => Ok(value.filter(|value| value.chars().any(|c| c > ' '))),
             Function::Extended(function) => (function.apply)(value, of),
-            Function::Json(function) | Function::Text(function) => value.map(|value| function(value)).transpose(),
+            Function::Json(function) | Function::Text(function) => {
+                value.map(|value| function(value)).transpose()
+            }
         }
     }
 

@@ -1,15 +1,21 @@
-//! Java's regular expressions, as those of the engine here. What is not known to mean the same is refused.
+//! Java's regular expressions, as those of the engine here. What is not known to mean the same is
+//! refused.
 
 /// What Java's `.` does not match: its line terminators.
 const DOT: &str = r"[^\n\r\x{85}\x{2028}\x{2029}]";
 
-/// An expression of `java.util.regex` in the syntax of the crate `regex`; `None` if it has something whose meaning is, or
-/// may be, another here.
+/// An expression of `java.util.regex` in the syntax of the crate `regex`; `None` if it has
+/// something whose meaning is, or may be, another here.
 ///
-/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/regex/Pattern.html>: classes such as `\d` and the
-/// flag `i` are those of ASCII, and `.` matches no line terminator.
+/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/regex/Pattern.html>:
+/// classes such as `\d` and the flag `i` are those of ASCII, and `.` matches no line terminator.
 pub fn of_java(regex: &str) -> Option<String> {
-    let mut reader = Reader { rest: regex, out: String::new(), flags: Flags::default(), outer: Vec::new() };
+    let mut reader = Reader {
+        rest: regex,
+        out: String::new(),
+        flags: Flags::default(),
+        outer: Vec::new(),
+    };
     while let Some(c) = reader.next() {
         reader.piece(c)?;
     }
@@ -41,8 +47,11 @@ impl Reader<'_> {
 
     fn piece(&mut self, c: char) -> Option<()> {
         match c {
-            '.' => self.out.push_str(if self.flags.dot_all { "(?s:.)" } else { DOT }),
-            // Java's `$` also matches before a line terminator at the end, which nothing behind it may consume.
+            '.' => self
+                .out
+                .push_str(if self.flags.dot_all { "(?s:.)" } else { DOT }),
+            // Java's `$` also matches before a line terminator at the end, which nothing behind it
+            // may consume.
             '$' if !self.rest.is_empty() || self.out.contains('|') => return None,
             '^' if !self.out.is_empty() => return None,
             '(' => self.group()?,
@@ -68,7 +77,8 @@ impl Reader<'_> {
                 }
             }
             c if self.flags.no_case && c.is_ascii_alphabetic() => {
-                self.out.extend(['[', c.to_ascii_lowercase(), c.to_ascii_uppercase(), ']']);
+                self.out
+                    .extend(['[', c.to_ascii_lowercase(), c.to_ascii_uppercase(), ']']);
             }
             c => self.out.push(c),
         }
@@ -132,7 +142,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Behind the bracket of a class. A class in a class, an intersection and the like have other rules in Java.
+    /// Behind the bracket of a class. A class in a class, an intersection and the like have other
+    /// rules in Java.
     fn class(&mut self) -> Option<()> {
         let mut inside = String::from("[");
         if self.rest.starts_with('^') {
@@ -156,11 +167,16 @@ impl Reader<'_> {
 
     /// A character of a class, or the range that begins with it.
     fn in_either_case(&mut self, c: char, inside: &mut String) -> Option<()> {
-        let end = self.rest.strip_prefix('-').and_then(|rest| rest.chars().next()).filter(|end| *end != ']');
+        let end = self
+            .rest
+            .strip_prefix('-')
+            .and_then(|rest| rest.chars().next())
+            .filter(|end| *end != ']');
         let last = end.unwrap_or(c);
         let is_letters = |is: fn(&char) -> bool| is(&c) && is(&last);
         let has_case = is_letters(char::is_ascii_lowercase) || is_letters(char::is_ascii_uppercase);
-        let is_plain = end.is_none() || is_letters(char::is_ascii_digit) || is_letters(|c| !c.is_ascii());
+        let is_plain =
+            end.is_none() || is_letters(char::is_ascii_digit) || is_letters(|c| !c.is_ascii());
         if !has_case && !is_plain {
             return None;
         }
@@ -168,11 +184,19 @@ impl Reader<'_> {
             self.next();
             self.next();
         }
-        let range = if end.is_some() { format!("{c}-{last}") } else { c.to_string() };
+        let range = if end.is_some() {
+            format!("{c}-{last}")
+        } else {
+            c.to_string()
+        };
         if has_case {
             inside.push_str(&range.to_ascii_uppercase());
         }
-        inside.push_str(&if has_case { range.to_ascii_lowercase() } else { range });
+        inside.push_str(&if has_case {
+            range.to_ascii_lowercase()
+        } else {
+            range
+        });
         Some(())
     }
 }
@@ -192,10 +216,22 @@ mod tests {
                 &["OrderCreated", "\u{b}Created"][..],
                 &["a\u{2028}Created", "a\rCreated", "\u{85}Created"][..],
             ),
-            (r"(?s)(.*)Created", &["a\u{2028}Created", "a\nCreated"], &["created"]),
-            (r"(?i)(k)(elvin)_(.*)", &["Kelvin_x", "kELVIN_"], &["\u{212a}elvin_x", "kelvin_\u{2028}"]),
+            (
+                r"(?s)(.*)Created",
+                &["a\u{2028}Created", "a\nCreated"],
+                &["created"],
+            ),
+            (
+                r"(?i)(k)(elvin)_(.*)",
+                &["Kelvin_x", "kELVIN_"],
+                &["\u{212a}elvin_x", "kelvin_\u{2028}"],
+            ),
             (r"(?i:[a-k\d]+)s", &["aK7s"], &["\u{212a}s", "aS"]),
-            (r"(?i)[^.b-d]+[xä-]", &["aeX", "e\u{212a}-", "\nÄä"], &["aCx", ".x", "aÄ"]),
+            (
+                r"(?i)[^.b-d]+[xä-]",
+                &["aeX", "e\u{212a}-", "\nÄä"],
+                &["aCx", ".x", "aÄ"],
+            ),
             (r"a(?i)b|c", &["aB", "C"], &["AB"]),
             (r"(a(?i)b)c", &["aBc"], &["aBC"]),
             (r"(?i)a(?-i)b", &["Ab"], &["AB"]),
@@ -207,8 +243,14 @@ mod tests {
         ] {
             let regex = of_java(java).unwrap_or_else(|| panic!("{java} is refused"));
             let regex = Regex::new(&format!("^(?:{regex})$")).unwrap();
-            assert!(matching.iter().all(|text| regex.is_match(text)), "{java}: {regex}");
-            assert!(!other.iter().any(|text| regex.is_match(text)), "{java}: {regex}");
+            assert!(
+                matching.iter().all(|text| regex.is_match(text)),
+                "{java}: {regex}"
+            );
+            assert!(
+                !other.iter().any(|text| regex.is_match(text)),
+                "{java}: {regex}"
+            );
         }
     }
 

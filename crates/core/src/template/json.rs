@@ -1,4 +1,5 @@
-//! JSON as text: a member of an object without reading more than is needed, and the same value in another form.
+//! JSON as text: a member of an object without reading more than is needed, and the same value in
+//! another form.
 //!
 //! An error is what the text should be instead.
 
@@ -11,8 +12,8 @@ use serde::{Deserialize, Deserializer as _};
 use serde_json::Error;
 use serde_json::value::RawValue;
 
-/// The member at the end of `path`: a string's text, or anything else as it stands. `None` where it is missing or
-/// `null`, or where something on the way is no object.
+/// The member at the end of `path`: a string's text, or anything else as it stands. `None` where it
+/// is missing or `null`, or where something on the way is no object.
 pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j, str>>, Error> {
     raw_member(text, path)?.map_or(Ok(None), text_of)
 }
@@ -39,16 +40,20 @@ pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'
             member = if found == *name { Some(value) } else { member };
             Ok(())
         })?;
-        let Some(member) = member else { return Ok(None) };
+        let Some(member) = member else {
+            return Ok(None);
+        };
         value = member;
     }
     Ok(Some(value.get()))
 }
 
-/// A member's name, and its text: a string unquoted, nothing for `null`, anything else as it stands.
+/// A member's name, and its text: a string unquoted, nothing for `null`, anything else as it
+/// stands.
 pub(super) type Member<'j> = (Cow<'j, str>, Option<Cow<'j, str>>);
 
-/// How many members may become headers. Each takes many times its text, and no broker takes so many (P4).
+/// How many members may become headers. Each takes many times its text, and no broker takes so many
+/// (P4).
 const MEMBERS_MAX: usize = 100_000;
 
 /// The members of an object, in their order.
@@ -56,9 +61,14 @@ pub fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
     let mut members = Vec::new();
     let read = each_member(text, |name, value| {
         members.push((name, text_of(value.get())?));
-        if members.len() > MEMBERS_MAX { Err(Error::custom("too many members")) } else { Ok(()) }
+        if members.len() > MEMBERS_MAX {
+            Err(Error::custom("too many members"))
+        } else {
+            Ok(())
+        }
     });
-    read.map(|()| members).map_err(|_| "a JSON object of at most 100000 members")
+    read.map(|()| members)
+        .map_err(|_| "a JSON object of at most 100000 members")
 }
 
 /// Calls `take` with the name and the value of each member of a JSON object, in their order.
@@ -89,7 +99,9 @@ pub(crate) fn each_member<'j>(
 }
 
 pub(super) fn valid(text: &str) -> Result<(), &'static str> {
-    serde_json::from_str::<&RawValue>(text).map(|_| ()).map_err(|_| "JSON")
+    serde_json::from_str::<&RawValue>(text)
+        .map(|_| ())
+        .map_err(|_| "JSON")
 }
 
 /// The object without these members; everything else as it stands and in its order.
@@ -101,7 +113,8 @@ pub(super) fn without(text: &str, left_out: &[String]) -> Result<String, &'stati
         }
         Ok(())
     });
-    read.map(|()| format!("{{{}}}", kept.join(", "))).map_err(|_| "a JSON object")
+    read.map(|()| format!("{{{}}}", kept.join(", ")))
+        .map_err(|_| "a JSON object")
 }
 
 pub(super) fn quoted(text: &str) -> String {
@@ -127,17 +140,23 @@ pub(super) fn compact(text: &str) -> Result<String, &'static str> {
 pub(super) fn sorted(text: &str) -> Result<String, &'static str> {
     valid(text)?;
     let mut sorted = String::with_capacity(text.len());
-    // With a list of its own, no depth of nesting is too much. Of an object that is open, the names and the places in the
-    // outcome of its members; an array has none.
+    // With a list of its own, no depth of nesting is too much. Of an object that is open, the names
+    // and the places in the outcome of its members; an array has none.
     let mut open: Vec<Option<Vec<Place>>> = Vec::new();
     let mut before = "";
     for token in tokens(text) {
         let at = sorted.len();
         if let Some(Some(members)) = open.last_mut() {
             match token {
-                "," | "}" => members.last_mut().into_iter().for_each(|(_, member)| member.end = at),
+                "," | "}" => members
+                    .last_mut()
+                    .into_iter()
+                    .for_each(|(_, member)| member.end = at),
                 name if matches!(before, "{" | ",") => {
-                    members.push((unquoted(name).map_or_else(|_| name.to_owned(), Cow::into_owned), at..at));
+                    members.push((
+                        unquoted(name).map_or_else(|_| name.to_owned(), Cow::into_owned),
+                        at..at,
+                    ));
                 }
                 _ => {}
             }
@@ -159,12 +178,17 @@ type Place = (String, Range<usize>);
 
 /// Puts the members, which are the end of `text`, in the order of their names.
 fn put_in_order(mut members: Vec<Place>, text: &mut String) {
-    let Some(start) = members.first().map(|(_, member)| member.start) else { return };
+    let Some(start) = members.first().map(|(_, member)| member.start) else {
+        return;
+    };
     if members.is_sorted_by(|(one, _), (other, _)| one <= other) {
         return;
     }
     members.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let members: Vec<&str> = members.iter().filter_map(|(_, member)| text.get(member.clone())).collect();
+    let members: Vec<&str> = members
+        .iter()
+        .filter_map(|(_, member)| text.get(member.clone()))
+        .collect();
     let members = members.join(",");
     text.truncate(start);
     text.push_str(&members);
@@ -182,7 +206,8 @@ pub fn tokens(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The first token of JSON, and what is behind it: a string, a sign, or a number or word up to the next of those.
+/// The first token of JSON, and what is behind it: a string, a sign, or a number or word up to the
+/// next of those.
 fn split(text: &str) -> (&str, &str) {
     let length = match text.as_bytes() {
         [b'"', inside @ ..] => {
@@ -195,7 +220,9 @@ fn split(text: &str) -> (&str, &str) {
             quote.map_or(text.len(), |quote| quote + 2)
         }
         [b'{' | b'}' | b'[' | b']' | b',' | b':', ..] => 1,
-        _ => text.find(|c| BLANKS.contains(&c) || "{}[],:\"".contains(c)).unwrap_or(text.len()),
+        _ => text
+            .find(|c| BLANKS.contains(&c) || "{}[],:\"".contains(c))
+            .unwrap_or(text.len()),
     };
     text.split_at_checked(length).unwrap_or((text, ""))
 }
@@ -224,7 +251,11 @@ mod tests {
                 r#"{"b":1,"\u0061":2,"ü":"\u00e4 ä","B":3,"":4}"#,
                 r#"{"":4,"B":3,"\u0061":2,"b":1,"ü":"\u00e4 ä"}"#,
             ),
-            (r#"{"b": 1, "a": 2, "b": 0}"#, r#"{"b":1,"a":2,"b":0}"#, r#"{"a":2,"b":1,"b":0}"#),
+            (
+                r#"{"b": 1, "a": 2, "b": 0}"#,
+                r#"{"b":1,"a":2,"b":0}"#,
+                r#"{"a":2,"b":1,"b":0}"#,
+            ),
             (" null ", "null", "null"),
         ] {
             assert_eq!(compact(text).as_deref(), Ok(expected));
@@ -235,7 +266,11 @@ mod tests {
     #[test]
     fn what_is_not_json_is_refused_and_depth_is_not_counted() {
         for bad in ["", "{", "{\"a\"}", "[1,]", "x", "\"", "{} {}"] {
-            assert_eq!((compact(bad), sorted(bad)), (Err("JSON"), Err("JSON")), "{bad}");
+            assert_eq!(
+                (compact(bad), sorted(bad)),
+                (Err("JSON"), Err("JSON")),
+                "{bad}"
+            );
         }
         let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
         assert_eq!(sorted(&deep).as_deref(), Ok(deep.as_str()));
@@ -247,8 +282,15 @@ mod tests {
             let members: Vec<String> = (0..count).map(|number| format!("\"{number}\":1")).collect();
             format!("{{{}}}", members.join(","))
         };
-        assert_eq!(members(object(MEMBERS_MAX).as_bytes()).map(|members| members.len()), Ok(MEMBERS_MAX));
-        assert!(members(object(MEMBERS_MAX + 1).as_bytes()).unwrap_err().contains("at most 100000"));
+        assert_eq!(
+            members(object(MEMBERS_MAX).as_bytes()).map(|members| members.len()),
+            Ok(MEMBERS_MAX)
+        );
+        assert!(
+            members(object(MEMBERS_MAX + 1).as_bytes())
+                .unwrap_err()
+                .contains("at most 100000")
+        );
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {
@@ -269,7 +311,8 @@ mod tests {
     proptest! {
         #[test]
         fn the_value_stays_the_same(value in any_json()) {
-            let (plain, pretty) = (value.to_string(), serde_json::to_string_pretty(&value).unwrap());
+            let plain = value.to_string();
+            let pretty = serde_json::to_string_pretty(&value).unwrap();
             prop_assert_eq!(compact(&pretty).unwrap(), plain);
             let sorted = sorted(&pretty).unwrap();
             prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&sorted).unwrap(), value);

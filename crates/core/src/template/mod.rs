@@ -20,8 +20,9 @@
 //! | `{column\|filled}` | NULL where there is nothing but blanks |
 //! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
 //!
-//! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no topic at all.
-//! Another crate may add functions: [`extend`]. Parsing needs no table; [`Template::bind`] finds the columns in one.
+//! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no
+//! topic at all. Another crate may add functions: [`extend`]. Parsing needs no table;
+//! [`Template::bind`] finds the columns in one.
 
 mod bind;
 mod function;
@@ -75,22 +76,39 @@ impl Template {
     /// A template that is one column as it is.
     pub fn column(name: &str) -> Template {
         let plain = name.chars().all(is_plain) && !name.is_empty();
-        let source = if plain { format!("{{{name}}}") } else { format!("{{\"{}\"}}", name.replace('"', "\"\"")) };
-        let field = Field { column: name.to_owned(), path: Vec::new(), functions: Vec::new() };
-        Template { source, parts: vec![Part::Field(field)] }
+        let source = if plain {
+            format!("{{{name}}}")
+        } else {
+            format!("{{\"{}\"}}", name.replace('"', "\"\""))
+        };
+        let field = Field {
+            column: name.to_owned(),
+            path: Vec::new(),
+            functions: Vec::new(),
+        };
+        Template {
+            source,
+            parts: vec![Part::Field(field)],
+        }
     }
 
-    /// The text of a template of one column, with what is `behind` the column's name: members and functions.
+    /// The text of a template of one column, with what is `behind` the column's name: members and
+    /// functions.
     pub fn written(name: &str, behind: &str) -> String {
         let column = Template::column(name);
-        format!("{}{behind}}}", column.source.strip_suffix('}').unwrap_or_default())
+        format!(
+            "{}{behind}}}",
+            column.source.strip_suffix('}').unwrap_or_default()
+        )
     }
 
     /// A template that is `prefix`, as it stands, and a column.
     pub fn prefixed(prefix: &str, column: &str) -> Template {
         let mut template = Template::column(column);
         if !prefix.is_empty() {
-            template.source.insert_str(0, &prefix.replace('{', "{{").replace('}', "}}"));
+            template
+                .source
+                .insert_str(0, &prefix.replace('{', "{{").replace('}', "}}"));
             template.parts.insert(0, Part::Text(prefix.to_owned()));
         }
         template
@@ -122,8 +140,15 @@ impl FromStr for Template {
     type Err = TemplateError;
 
     fn from_str(text: &str) -> Result<Self, TemplateError> {
-        let parts = Parser { template: text, rest: text }.parts()?;
-        Ok(Template { source: text.to_owned(), parts })
+        let parts = Parser {
+            template: text,
+            rest: text,
+        }
+        .parts()?;
+        Ok(Template {
+            source: text.to_owned(),
+            parts,
+        })
     }
 }
 
@@ -166,7 +191,11 @@ impl Parser<'_> {
 
     fn field(&mut self) -> Result<Field<String>, TemplateError> {
         let column = self.name("a column")?;
-        let mut field = Field { column, path: Vec::new(), functions: Vec::new() };
+        let mut field = Field {
+            column,
+            path: Vec::new(),
+            functions: Vec::new(),
+        };
         while self.take(".") {
             field.path.push(self.name("a member of the JSON object")?);
         }
@@ -177,7 +206,8 @@ impl Parser<'_> {
             }
             if !self.take("|") {
                 return Err(self.wrong(
-                    "a | or } is expected here; a name with other characters than letters, digits and _ is in double quotes, as \
+                    "a | or } is expected here; a name with other characters than letters, digits \
+                     and _ is in double quotes, as \
                      in {\"Event Id\"}",
                 ));
             }
@@ -262,8 +292,16 @@ impl Parser<'_> {
 
     fn wrong(&self, what: &str) -> TemplateError {
         let passed = self.template.len() - self.rest.len();
-        let at = self.template.get(..passed).map_or(0, |before| before.chars().count()) + 1;
-        TemplateError { template: self.template.to_owned(), at, what: what.to_owned() }
+        let at = self
+            .template
+            .get(..passed)
+            .map_or(0, |before| before.chars().count())
+            + 1;
+        TemplateError {
+            template: self.template.to_owned(),
+            at,
+            what: what.to_owned(),
+        }
     }
 }
 

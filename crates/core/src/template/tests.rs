@@ -9,11 +9,22 @@ impl Values for Row<'_> {
     }
 
     fn column_type(&self, place: usize) -> ColumnType {
-        ColumnType { oid: self.0.get(place).map_or(0, |(oid, _)| *oid), modifier: -1 }
+        ColumnType {
+            oid: self.0.get(place).map_or(0, |(oid, _)| *oid),
+            modifier: -1,
+        }
     }
 }
 
-const COLUMNS: [&str; 7] = ["type", "none", "path", "metadata", "Odd \"Col", "bytes", "empty"];
+const COLUMNS: [&str; 7] = [
+    "type",
+    "none",
+    "path",
+    "metadata",
+    "Odd \"Col",
+    "bytes",
+    "empty",
+];
 const ROW: Row<'_> = Row(&[
     (25, Some(b"OrderCreated")),
     (25, None),
@@ -60,10 +71,19 @@ fn text_columns_members_and_functions_are_put_together() {
         ("c16.{type|match('(.*)Created', '$1')}", "c16.Order"),
         ("{type|match('Order', 'x')}", "OrderCreated"),
         ("{type|match('(?<kind>Order).*', '${kind}s')}", "Orders"),
-        ("{type|match('Order|OrderCreated', 'x', 'first')}", "xCreated"),
+        (
+            "{type|match('Order|OrderCreated', 'x', 'first')}",
+            "xCreated",
+        ),
         ("{type|match('Order', 'x', 'first')}", "OrderCreated"),
-        ("{type|match('(?i)order|(o\\w+)created', 'x$1', 'java')}", "xCreated"),
-        ("{type|match('x|OrderCreated', 'both ends of an alternative')}", "both ends of an alternative"),
+        (
+            "{type|match('(?i)order|(o\\w+)created', 'x$1', 'java')}",
+            "xCreated",
+        ),
+        (
+            "{type|match('x|OrderCreated', 'both ends of an alternative')}",
+            "both ends of an alternative",
+        ),
         ("{metadata.tenant}", "acme"),
         ("{metadata.n}", "12.50"),
         (r#"{metadata.o."a b"}"#, r#"["x"]"#),
@@ -71,29 +91,58 @@ fn text_columns_members_and_functions_are_put_together() {
         ("{metadata.missing|default('none')}", "none"),
         ("{metadata.null|default('none')}", "none"),
         ("{metadata.tenant.deeper|default('none')}", "none"),
-        (r#"{metadata|strip('o', 'null')}"#, r#"{"tenant": "acme", "n": 12.50}"#),
+        (
+            r#"{metadata|strip('o', 'null')}"#,
+            r#"{"tenant": "acme", "n": 12.50}"#,
+        ),
         ("{metadata|strip('tenant','n','o','null')}", "{}"),
     ] {
-        assert_eq!(render(template).unwrap().as_deref(), Some(expected), "{template}");
+        assert_eq!(
+            render(template).unwrap().as_deref(),
+            Some(expected),
+            "{template}"
+        );
     }
-    for null in ["{none}", "a{none}b", "a{none.member}b", "{metadata.missing}", "{none|strip('a')}"] {
+    for null in [
+        "{none}",
+        "a{none}b",
+        "a{none.member}b",
+        "{metadata.missing}",
+        "{none|strip('a')}",
+    ] {
         assert_eq!(render(null), Ok(None), "{null}");
     }
 }
 
 #[test]
 fn timestamps_of_postgres_become_those_of_the_rest_of_the_world() {
-    let bound = "{c|rfc3339}".parse::<Template>().unwrap().bind(|_| Some(0)).unwrap();
+    let bound = "{c|rfc3339}"
+        .parse::<Template>()
+        .unwrap()
+        .bind(|_| Some(0))
+        .unwrap();
     for (postgres, expected) in [
-        ("2024-05-06 05:08:09.123456+00", Some("2024-05-06T05:08:09.123456Z")),
+        (
+            "2024-05-06 05:08:09.123456+00",
+            Some("2024-05-06T05:08:09.123456Z"),
+        ),
         ("2024-05-06 05:08:09+00", Some("2024-05-06T05:08:09Z")),
         ("2024-05-06 07:08:09.5+02", Some("2024-05-06T05:08:09.5Z")),
         ("2024-05-06 10:38:09+05:30", Some("2024-05-06T05:08:09Z")),
-        ("2024-05-06 05:08:09.123456", Some("2024-05-06T05:08:09.123456Z")),
+        (
+            "2024-05-06 05:08:09.123456",
+            Some("2024-05-06T05:08:09.123456Z"),
+        ),
         ("2024-05-06", Some("2024-05-06T00:00:00Z")),
-        ("2024-05-06T05:08:09.123456789Z", Some("2024-05-06T05:08:09.123456789Z")),
+        (
+            "2024-05-06T05:08:09.123456789Z",
+            Some("2024-05-06T05:08:09.123456789Z"),
+        ),
         ("2024-05-06T05:08:09+0530", Some("2024-05-05T23:38:09Z")),
-        ("2024-05-06T05:08:09+02:00[Europe/Berlin]", Some("2024-05-06T03:08:09Z")),
+        (
+            "2024-05-06T05:08:09+02:00[Europe/Berlin]",
+            Some("2024-05-06T03:08:09Z"),
+        ),
         ("20240506T050809Z", Some("2024-05-06T05:08:09Z")),
         ("9999-12-31 23:59:59+00", Some("9999-12-31T23:59:59Z")),
         ("10000-01-01 00:00:00+00", None),
@@ -105,7 +154,9 @@ fn timestamps_of_postgres_become_those_of_the_rest_of_the_world() {
     ] {
         let row = Row(&[(25, Some(postgres.as_bytes()))]);
         match (bound.render(&row), expected) {
-            (Ok(rendered), Some(expected)) => assert_eq!(rendered.as_deref(), Some(expected.as_bytes())),
+            (Ok(rendered), Some(expected)) => {
+                assert_eq!(rendered.as_deref(), Some(expected.as_bytes()))
+            }
             (rendered, _) => assert_eq!(rendered, Err(bound.error(0, "a timestamp")), "{postgres}"),
         }
     }
@@ -121,15 +172,28 @@ fn a_value_that_does_not_fit_is_named_by_its_place() {
         ("{path|sort}", 2, "JSON"),
         ("{path|strip('a')}", 2, "a JSON object"),
     ] {
-        assert_eq!(render(template), Err(RenderError { template: template.to_owned(), place, needed }));
+        assert_eq!(
+            render(template),
+            Err(RenderError {
+                template: template.to_owned(),
+                place,
+                needed
+            })
+        );
     }
 }
 
 #[test]
 fn a_column_that_is_not_there_is_named() {
     let error = bind("a.{typ}").unwrap_err();
-    assert_eq!(error.to_string(), r#"template "a.{typ}" needs column "typ", which is not there"#);
-    assert_eq!(bind("{path}/{type}").unwrap().places().collect::<Vec<_>>(), [2, 0]);
+    assert_eq!(
+        error.to_string(),
+        r#"template "a.{typ}" needs column "typ", which is not there"#
+    );
+    assert_eq!(
+        bind("{path}/{type}").unwrap().places().collect::<Vec<_>>(),
+        [2, 0]
+    );
 }
 
 #[test]
@@ -142,7 +206,10 @@ fn a_template_made_of_names_is_what_it_looks_like() {
     ] {
         assert_eq!(template.source(), source);
         let parsed: Template = source.parse().unwrap();
-        assert_eq!(format!("{:?}", parsed.parts), format!("{:?}", template.parts));
+        assert_eq!(
+            format!("{:?}", parsed.parts),
+            format!("{:?}", template.parts)
+        );
     }
 }
 
@@ -154,9 +221,17 @@ fn what_is_wrong_is_said_with_its_place() {
         ("{}", 2, "the name of a column"),
         ("{a", 3, "a | or }"),
         ("{a b}", 4, "a | or }"),
-        ("ü{a|nope}", 5, "there is no function nope; there are lower, upper"),
+        (
+            "ü{a|nope}",
+            5,
+            "there is no function nope; there are lower, upper",
+        ),
         ("{a|lower('x')}", 4, "the function lower is written lower"),
-        ("{a|default}", 4, "the function default is written default('…')"),
+        (
+            "{a|default}",
+            4,
+            "the function default is written default('…')",
+        ),
         ("{a|default(x)}", 12, "a text in single quotes"),
         ("{a|default('x'}", 15, "a , or )"),
         ("{a|default('x)}", 12, "does not end"),
@@ -172,9 +247,15 @@ fn what_is_wrong_is_said_with_its_place() {
 }
 
 fn json(template: &str, values: &impl Values) -> Result<String, &'static str> {
-    let bound = template.parse::<Template>().unwrap().bind(|_| Some(0)).unwrap();
+    let bound = template
+        .parse::<Template>()
+        .unwrap()
+        .bind(|_| Some(0))
+        .unwrap();
     let mut json = Vec::new();
-    bound.append_json(values, &mut json).map_err(|error| error.needed)?;
+    bound
+        .append_json(values, &mut json)
+        .map_err(|error| error.needed)?;
     Ok(String::from_utf8(json).unwrap())
 }
 
@@ -195,11 +276,36 @@ fn a_value_is_json_by_the_type_of_its_column() {
         ("{c}", 25, None, "null"),
         ("{c|text}", 20, Some("7"), r#""7""#),
         ("{c|json}", 25, Some("[1, 2]"), "[1, 2]"),
-        ("{c|strip('a')}", 25, Some(r#"{"a": 1, "b": 2}"#), r#"{"b": 2}"#),
-        ("{c|compact}", 3802, Some(r#"{"b": 1, "a": [1, 2]}"#), r#"{"b":1,"a":[1,2]}"#),
-        ("{c|sort}", 3802, Some(r#"{"b": 1, "a": [1, 2]}"#), r#"{"a":[1,2],"b":1}"#),
-        ("{c.o|sort}", 3802, Some(r#"{"o": {"b": 1, "a": null}}"#), r#"{"a":null,"b":1}"#),
-        ("{c|strip('a')|compact}", 25, Some(r#"{"a": 1, "c": 3, "b": 2}"#), r#"{"c":3,"b":2}"#),
+        (
+            "{c|strip('a')}",
+            25,
+            Some(r#"{"a": 1, "b": 2}"#),
+            r#"{"b": 2}"#,
+        ),
+        (
+            "{c|compact}",
+            3802,
+            Some(r#"{"b": 1, "a": [1, 2]}"#),
+            r#"{"b":1,"a":[1,2]}"#,
+        ),
+        (
+            "{c|sort}",
+            3802,
+            Some(r#"{"b": 1, "a": [1, 2]}"#),
+            r#"{"a":[1,2],"b":1}"#,
+        ),
+        (
+            "{c.o|sort}",
+            3802,
+            Some(r#"{"o": {"b": 1, "a": null}}"#),
+            r#"{"a":null,"b":1}"#,
+        ),
+        (
+            "{c|strip('a')|compact}",
+            25,
+            Some(r#"{"a": 1, "c": 3, "b": 2}"#),
+            r#"{"c":3,"b":2}"#,
+        ),
         ("{c|sort}", 3802, None, "null"),
         ("{c|default('none')}", 25, None, r#""none""#),
         ("{c|default('{}')|json}", 25, None, "{}"),
@@ -212,7 +318,11 @@ fn a_value_is_json_by_the_type_of_its_column() {
         ("constant", 20, None, r#""constant""#),
     ] {
         let row = Row(&[(oid, value.map(str::as_bytes))]);
-        assert_eq!(json(template, &row).as_deref(), Ok(expected), "{template} of {value:?}");
+        assert_eq!(
+            json(template, &row).as_deref(),
+            Ok(expected),
+            "{template} of {value:?}"
+        );
     }
 }
 
@@ -225,7 +335,10 @@ impl Values for Unchecked {
     }
 
     fn column_type(&self, _: usize) -> ColumnType {
-        ColumnType { oid: 114, modifier: -1 }
+        ColumnType {
+            oid: 114,
+            modifier: -1,
+        }
     }
 
     fn is_checked(&self, _: usize) -> bool {
@@ -235,8 +348,15 @@ impl Values for Unchecked {
 
 #[test]
 fn what_nobody_checked_is_embedded_only_if_it_is_json() {
-    let cases = [(Some(&b"[1, 2]"[..]), Ok("[1, 2]")), (None, Ok("null")), (Some(b"{torn"), Err("JSON"))];
+    let cases = [
+        (Some(&b"[1, 2]"[..]), Ok("[1, 2]")),
+        (None, Ok("null")),
+        (Some(b"{torn"), Err("JSON")),
+    ];
     for (value, expected) in cases {
-        assert_eq!(json("{c}", &Unchecked(value)).as_deref(), expected.as_ref().copied());
+        assert_eq!(
+            json("{c}", &Unchecked(value)).as_deref(),
+            expected.as_ref().copied()
+        );
     }
 }

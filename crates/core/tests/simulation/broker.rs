@@ -35,7 +35,10 @@ pub(super) type Shared = Arc<Mutex<Broker>>;
 impl Broker {
     /// With producers that have transactions.
     pub(super) fn transactional() -> Broker {
-        Broker { committed: Some([0; PARTITIONS]), ..Broker::default() }
+        Broker {
+            committed: Some([0; PARTITIONS]),
+            ..Broker::default()
+        }
     }
 
     pub(super) fn is_transactional(&self) -> bool {
@@ -45,7 +48,9 @@ impl Broker {
     /// Everything that was sent arrives, and becomes visible.
     pub(super) fn commit(&mut self) {
         if let Some(committed) = &mut self.committed {
-            for ((queue, log), committed) in self.queues.iter_mut().zip(&mut self.log).zip(committed) {
+            for ((queue, log), committed) in
+                self.queues.iter_mut().zip(&mut self.log).zip(committed)
+            {
                 log.extend(queue.drain(..).map(|(_, logged)| logged));
                 *committed = log.len();
             }
@@ -54,15 +59,24 @@ impl Broker {
 
     /// Another producer fences the last one: what that had open nobody will see.
     fn abort(&mut self) {
-        for (log, committed) in self.log.iter_mut().zip(self.committed.into_iter().flatten()) {
+        for (log, committed) in self
+            .log
+            .iter_mut()
+            .zip(self.committed.into_iter().flatten())
+        {
             log.truncate(committed);
         }
     }
 
     /// What readers see of each partition.
     pub(super) fn visible(&self) -> impl Iterator<Item = &[Logged]> {
-        let lengths = self.committed.unwrap_or_else(|| self.log.each_ref().map(Vec::len));
-        self.log.iter().zip(lengths).map(|(log, length)| &log[..length])
+        let lengths = self
+            .committed
+            .unwrap_or_else(|| self.log.each_ref().map(Vec::len));
+        self.log
+            .iter()
+            .zip(lengths)
+            .map(|(log, length)| &log[..length])
     }
 
     /// The broker takes the oldest record of a partition and says so.
@@ -76,7 +90,8 @@ impl Broker {
         Some(Delivery::Acked(ticket))
     }
 
-    /// The oldest record of a partition fails, and with it the producer: nobody can tell whether it is in the log.
+    /// The oldest record of a partition fails, and with it the producer: nobody can tell whether it
+    /// is in the log.
     pub(super) fn fail_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
         let partition = random.usize(0..PARTITIONS);
         let (ticket, logged) = self.queues[partition].pop_front()?;
@@ -86,13 +101,20 @@ impl Broker {
             // Gapless: what lies behind a record that did not arrive does not arrive either.
             self.queues[partition].clear();
         }
-        Some(Delivery::Failed(ticket, Error::new(Kind::BusUnreachable, "the model failed it")))
+        Some(Delivery::Failed(
+            ticket,
+            Error::new(Kind::BusUnreachable, "the model failed it"),
+        ))
     }
 
     /// The producer is gone: what was on the wire may still land, in order.
     pub(super) fn producer_gone(&mut self, random: &mut fastrand::Rng) {
         for (queue, log) in self.queues.iter_mut().zip(&mut self.log) {
-            let landed = if self.down { 0 } else { random.usize(0..=queue.len()) };
+            let landed = if self.down {
+                0
+            } else {
+                random.usize(0..=queue.len())
+            };
             log.extend(queue.drain(..).take(landed).map(|(_, logged)| logged));
         }
         self.abort();
@@ -111,7 +133,10 @@ impl Sink for Producer {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let mut broker = self.0.lock().unwrap();
         let text = |bytes: Option<&[u8]>| std::str::from_utf8(bytes.unwrap()).unwrap().to_owned();
-        let logged: Logged = (text(record.key).parse().unwrap(), text(record.value).parse().unwrap());
+        let logged: Logged = (
+            text(record.key).parse().unwrap(),
+            text(record.value).parse().unwrap(),
+        );
         if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;
             return Err(EnqueueError::Full);

@@ -1,7 +1,8 @@
-//! The core under seeded schedules: a model of Postgres, of the bus and of the store, and faults at any point between.
+//! The core under seeded schedules: a model of Postgres, of the bus and of the store, and faults at
+//! any point between.
 //!
-//! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` replays one,
-//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried.
+//! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` replays
+//! one, `WALRELAY_SIMULATION_RUNS=n` sets how many are tried.
 
 #![expect(
     clippy::unwrap_used,
@@ -30,7 +31,11 @@ fn explore(name: &str, faults: Faults, check: impl Fn(&World)) {
 }
 
 fn explore_from(name: &str, begin: impl Fn(u64) -> World, check: impl Fn(&World)) {
-    let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse::<u64>().ok());
+    let number = |variable: &str| {
+        std::env::var(variable)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
     let seeds = match number("WALRELAY_SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number("WALRELAY_SIMULATION_RUNS").unwrap_or(RUNS),
@@ -47,7 +52,9 @@ fn explore_from(name: &str, begin: impl Fn(u64) -> World, check: impl Fn(&World)
         }));
         if let Err(panic) = run {
             let what = panic.downcast_ref::<String>().map(String::as_str);
-            let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            let what = what
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("a panic");
             panic!("{name}: {what}\nreplay with WALRELAY_SIMULATION_SEED={seed}");
         }
     }
@@ -60,21 +67,35 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
 
 #[test]
 fn without_faults_every_event_is_delivered_once() {
-    explore("no fault", Faults::NONE, |world| assert_eq!(world.duplicates(), 0, "duplicates without a fault"));
+    explore("no fault", Faults::NONE, |world| {
+        assert_eq!(world.duplicates(), 0, "duplicates without a fault")
+    });
 }
 
 #[test]
 fn lost_connections_and_crashed_servers_cause_no_duplicates() {
-    let faults = Faults { disconnect: true, server_crash: true, ..Faults::NONE };
+    let faults = Faults {
+        disconnect: true,
+        server_crash: true,
+        ..Faults::NONE
+    };
     explore("server faults", faults, |world| {
-        assert_eq!(world.duplicates(), 0, "the relay lived, and sent something twice");
+        assert_eq!(
+            world.duplicates(),
+            0,
+            "the relay lived, and sent something twice"
+        );
     });
 }
 
 #[test]
 fn committed_together_every_event_is_seen_once_whatever_fails() {
     let check = |world: &World| assert_eq!(world.duplicates(), 0, "P14: an event is seen twice");
-    explore_from("exactly once", |seed| World::exactly_once(seed, Faults::ALL), check);
+    explore_from(
+        "exactly once",
+        |seed| World::exactly_once(seed, Faults::ALL),
+        check,
+    );
 }
 
 #[test]
@@ -88,5 +109,8 @@ fn the_rare_paths_are_reached() {
         world.settle();
         reached.add(&world);
     }
-    assert!(reached.all(), "a path the simulation is for was not reached: {reached:?}");
+    assert!(
+        reached.all(),
+        "a path the simulation is for was not reached: {reached:?}"
+    );
 }

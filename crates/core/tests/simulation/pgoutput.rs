@@ -2,17 +2,38 @@
 //! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
 
 pub(crate) fn begin(commit_lsn: u64, xid: u32) -> Vec<u8> {
-    [b"B".as_slice(), &commit_lsn.to_be_bytes(), &0_i64.to_be_bytes(), &xid.to_be_bytes()].concat()
+    [
+        b"B".as_slice(),
+        &commit_lsn.to_be_bytes(),
+        &0_i64.to_be_bytes(),
+        &xid.to_be_bytes(),
+    ]
+    .concat()
 }
 
 pub(crate) fn commit(commit_lsn: u64, end_lsn: u64) -> Vec<u8> {
-    [b"C\0".as_slice(), &commit_lsn.to_be_bytes(), &end_lsn.to_be_bytes(), &0_i64.to_be_bytes()].concat()
+    [
+        b"C\0".as_slice(),
+        &commit_lsn.to_be_bytes(),
+        &end_lsn.to_be_bytes(),
+        &0_i64.to_be_bytes(),
+    ]
+    .concat()
 }
 
 /// Describes `public.outbox`: names of columns with the OIDs of their types.
 pub(crate) fn relation(table_oid: u32, columns: &[(&str, u32)]) -> Vec<u8> {
-    let mut body = [b"R".as_slice(), &table_oid.to_be_bytes(), b"public\0outbox\0d"].concat();
-    body.extend(u16::try_from(columns.len()).expect("a number of columns").to_be_bytes());
+    let mut body = [
+        b"R".as_slice(),
+        &table_oid.to_be_bytes(),
+        b"public\0outbox\0d",
+    ]
+    .concat();
+    body.extend(
+        u16::try_from(columns.len())
+            .expect("a number of columns")
+            .to_be_bytes(),
+    );
     for (name, type_oid) in columns {
         body.push(0);
         body.extend(name.as_bytes());
@@ -26,7 +47,11 @@ pub(crate) fn relation(table_oid: u32, columns: &[(&str, u32)]) -> Vec<u8> {
 /// Inserts a row of text values.
 pub(crate) fn insert(table_oid: u32, values: &[&str]) -> Vec<u8> {
     let mut body = [b"I".as_slice(), &table_oid.to_be_bytes(), b"N"].concat();
-    body.extend(u16::try_from(values.len()).expect("a number of columns").to_be_bytes());
+    body.extend(
+        u16::try_from(values.len())
+            .expect("a number of columns")
+            .to_be_bytes(),
+    );
     for value in values {
         body.push(b't');
         body.extend(u32::try_from(value.len()).expect("a length").to_be_bytes());

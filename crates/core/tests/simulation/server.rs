@@ -73,7 +73,11 @@ impl Server {
             (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
         });
         let events = events.collect();
-        self.log.push(Transaction { commit_lsn, end_lsn: Lsn::new(self.wal), events });
+        self.log.push(Transaction {
+            commit_lsn,
+            end_lsn: Lsn::new(self.wal),
+            events,
+        });
     }
 
     /// A neighbour writes: the log grows, and nothing of it is for us.
@@ -95,8 +99,15 @@ impl Server {
     pub(super) fn connect(&mut self) {
         let confirmed = self.confirmed;
         // Decoding skips transactions that end at or below the slot's position.
-        let next = self.log.partition_point(|transaction| transaction.end_lsn <= confirmed);
-        self.connection = Some(Connection { next, relation_sent: false, queue: VecDeque::new(), status: Lsn::ZERO });
+        let next = self
+            .log
+            .partition_point(|transaction| transaction.end_lsn <= confirmed);
+        self.connection = Some(Connection {
+            next,
+            relation_sent: false,
+            queue: VecDeque::new(),
+            status: Lsn::ZERO,
+        });
     }
 
     pub(super) fn disconnect(&mut self) {
@@ -116,7 +127,10 @@ impl Server {
         }
         if connection.next == self.log.len() || random.u8(0..10) == 0 {
             // What a keepalive carries: everything that commits below it was sent.
-            let ahead = self.log.get(connection.next).map_or(wal, |transaction| transaction.commit_lsn);
+            let ahead = self
+                .log
+                .get(connection.next)
+                .map_or(wal, |transaction| transaction.commit_lsn);
             return Some(Sent::Keepalive { wal_end: ahead });
         }
         let transaction = &self.log[connection.next];
@@ -128,23 +142,41 @@ impl Server {
 
     /// Whether the connection has sent all there is.
     pub(super) fn is_caught_up(&self) -> bool {
-        self.connection.as_ref().is_some_and(|it| it.queue.is_empty() && it.next == self.log.len())
+        self.connection
+            .as_ref()
+            .is_some_and(|it| it.queue.is_empty() && it.next == self.log.len())
     }
 
     /// A status update arrives. Panics where it goes back within the connection.
     pub(super) fn status(&mut self, confirmed: Lsn) {
-        let Some(connection) = self.connection.as_mut() else { return };
-        assert!(confirmed >= connection.status, "P1: confirmed {confirmed} after {}", connection.status);
+        let Some(connection) = self.connection.as_mut() else {
+            return;
+        };
+        assert!(
+            confirmed >= connection.status,
+            "P1: confirmed {confirmed} after {}",
+            connection.status
+        );
         connection.status = confirmed;
         self.confirmed = self.confirmed.max(confirmed);
     }
 }
 
 /// A transaction as pgoutput sends it. Row LSNs are what they are in life: shared, backwards, zero.
-fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastrand::Rng) -> VecDeque<Sent> {
+fn messages(
+    transaction: &Transaction,
+    relation_sent: bool,
+    random: &mut fastrand::Rng,
+) -> VecDeque<Sent> {
     let mut queue = VecDeque::new();
-    let mut push = |wal_start: u64, body: Vec<u8>| queue.push_back(Sent::Data { wal_start: Lsn::new(wal_start), body });
-    let (commit, end) = (transaction.commit_lsn.as_u64(), transaction.end_lsn.as_u64());
+    let mut push = |wal_start: u64, body: Vec<u8>| {
+        queue.push_back(Sent::Data {
+            wal_start: Lsn::new(wal_start),
+            body,
+        })
+    };
+    let commit = transaction.commit_lsn.as_u64();
+    let end = transaction.end_lsn.as_u64();
     push(commit, pgoutput::begin(commit, 7));
     if !relation_sent && !transaction.events.is_empty() {
         push(0, relation());
@@ -152,8 +184,14 @@ fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastran
     for &(aggregate, version) in &transaction.events {
         let wal_start = random.u64(0..commit);
         if random.u8(0..8) == 0 {
-            push(wal_start, message(false, PREFIX, wal_start, aggregate, version));
-            push(wal_start, message(true, "elsewhere", wal_start, aggregate, version));
+            push(
+                wal_start,
+                message(false, PREFIX, wal_start, aggregate, version),
+            );
+            push(
+                wal_start,
+                message(true, "elsewhere", wal_start, aggregate, version),
+            );
         }
         // The same each time it is sent.
         let body = match version % 3 {
@@ -167,7 +205,10 @@ fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastran
 }
 
 fn relation() -> Vec<u8> {
-    pgoutput::relation(TABLE_OID, &["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25)))
+    pgoutput::relation(
+        TABLE_OID,
+        &["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25)),
+    )
 }
 
 /// Of two events now and then.
@@ -181,16 +222,27 @@ pub(super) fn is_id_shared(version: u64) -> bool {
 }
 
 fn insert(aggregate: u8, version: u64) -> Vec<u8> {
-    let (id, aggregate, version) = (id(aggregate, version), aggregate.to_string(), version.to_string());
+    let id = id(aggregate, version);
+    let aggregate = aggregate.to_string();
+    let version = version.to_string();
     pgoutput::insert(TABLE_OID, &[&id, "order", &aggregate, "t", &version])
 }
 
 /// What a row would say, in a message.
 fn message(transactional: bool, prefix: &str, lsn: u64, aggregate: u8, version: u64) -> Vec<u8> {
     let id = id(aggregate, version);
-    let content =
-        format!(r#"{{"id": "{id}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#);
+    let content = format!(
+        r#"{{"id": "{id}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#
+    );
     let length = u32::try_from(content.len()).unwrap().to_be_bytes();
     let flag = u8::from(transactional);
-    [&[b'M', flag][..], &lsn.to_be_bytes(), prefix.as_bytes(), b"\0", &length, content.as_bytes()].concat()
+    [
+        &[b'M', flag][..],
+        &lsn.to_be_bytes(),
+        prefix.as_bytes(),
+        b"\0",
+        &length,
+        content.as_bytes(),
+    ]
+    .concat()
 }

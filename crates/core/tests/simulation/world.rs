@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use walrelay_core::config::{DeliveryConfig, EventSource, Guarantee, OutboxConfig, TransactionConfig};
+use walrelay_core::config::{
+    DeliveryConfig, EventSource, Guarantee, OutboxConfig, TransactionConfig,
+};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
 use walrelay_core::position::{Lsn, Position};
@@ -36,8 +38,13 @@ impl Faults {
         relay_kill: false,
         broker_down: false,
     };
-    pub(super) const ALL: Faults =
-        Faults { disconnect: true, server_crash: true, delivery_failure: true, relay_kill: true, broker_down: true };
+    pub(super) const ALL: Faults = Faults {
+        disconnect: true,
+        server_crash: true,
+        delivery_failure: true,
+        relay_kill: true,
+        broker_down: true,
+    };
 }
 
 /// See the module's documentation.
@@ -73,7 +80,12 @@ impl Reached {
         self.queue_full += world.broker.lock().unwrap().full;
         self.slot_went_back += other.slot_went_back;
         self.failed_delivery += other.failed_delivery;
-        let shared = |transaction: &&Transaction| transaction.events.iter().any(|(_, version)| is_id_shared(*version));
+        let shared = |transaction: &&Transaction| {
+            transaction
+                .events
+                .iter()
+                .any(|(_, version)| is_id_shared(*version))
+        };
         self.shared_id += world.server.log.iter().filter(shared).count() as u64;
     }
 
@@ -106,7 +118,10 @@ impl World {
 
     /// The same where events and position are committed together.
     pub(super) fn exactly_once(seed: u64, faults: Faults) -> Self {
-        World { broker: Arc::new(Mutex::new(Broker::transactional())), ..World::new(seed, faults) }
+        World {
+            broker: Arc::new(Mutex::new(Broker::transactional())),
+            ..World::new(seed, faults)
+        }
     }
 
     fn is_transactional(&self) -> bool {
@@ -116,10 +131,15 @@ impl World {
     fn setup(&self) -> Setup {
         let mut setup = setup();
         if self.is_transactional() {
-            let (interval, timeout) = (Duration::from_millis(300), Duration::from_secs(3));
+            let interval = Duration::from_millis(300);
+            let timeout = Duration::from_secs(3);
             setup.delivery.guarantee = Guarantee::ExactlyOnce;
-            setup.delivery.transaction =
-                TransactionConfig { id_prefix: "simulated-".to_owned(), max_events: 4, interval, timeout };
+            setup.delivery.transaction = TransactionConfig {
+                id_prefix: "simulated-".to_owned(),
+                max_events: 4,
+                interval,
+                timeout,
+            };
         }
         setup
     }
@@ -162,7 +182,11 @@ impl World {
             self.store();
             self.confirm();
             self.check_promises();
-            let last = self.server.log.last().map_or(Lsn::ZERO, |transaction| transaction.end_lsn);
+            let last = self
+                .server
+                .log
+                .last()
+                .map_or(Lsn::ZERO, |transaction| transaction.end_lsn);
             let settled = self.pipeline.as_ref().is_some_and(Pipeline::is_settled);
             if settled && self.server.is_caught_up() && self.server.confirmed >= last {
                 return;
@@ -173,7 +197,9 @@ impl World {
             self.server.log.len(),
             self.server.confirmed,
             self.stored,
-            self.pipeline.as_ref().map(|pipeline| (pipeline.is_settled(), &pipeline.publisher.ledger))
+            self.pipeline
+                .as_ref()
+                .map(|pipeline| (pipeline.is_settled(), &pipeline.publisher.ledger))
         );
     }
 
@@ -188,8 +214,10 @@ impl World {
             self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
             self.server.disconnect();
             let sink = Producer(Arc::clone(&self.broker));
-            self.pipeline =
-                Some(Pipeline::new(&self.setup(), start, self.stored, None, sink, self.now).expect("a pipeline"));
+            self.pipeline = Some(
+                Pipeline::new(&self.setup(), start, self.stored, None, sink, self.now)
+                    .expect("a pipeline"),
+            );
         }
         let pipeline = self.pipeline.as_mut().unwrap();
         if !self.server.is_connected() {
@@ -233,20 +261,27 @@ impl World {
 
     fn deliver(&mut self, deliveries: Vec<Delivery>) {
         let is_transactional = self.is_transactional();
-        let Some(pipeline) = self.pipeline.as_mut() else { return };
+        let Some(pipeline) = self.pipeline.as_mut() else {
+            return;
+        };
         self.broker.lock().unwrap().told = deliveries;
-        let told = pin!(pipeline.publisher.receive_deliveries()).poll(&mut Context::from_waker(Waker::noop()));
+        let told = pin!(pipeline.publisher.receive_deliveries())
+            .poll(&mut Context::from_waker(Waker::noop()));
         assert!(told.is_ready());
         if pipeline.publisher.delivered().is_err() {
             if is_transactional {
                 self.kill();
                 return;
             }
-            // The producer is finished. A new one starts behind what was delivered, not behind what was stored.
-            let (start, now) = (pipeline.publisher.ledger.delivered(), self.now);
+            // The producer is finished. A new one starts behind what was delivered, not behind what
+            // was stored.
+            let start = pipeline.publisher.ledger.delivered();
+            let now = self.now;
             self.lose_producer();
             let sink = Producer(Arc::clone(&self.broker));
-            self.pipeline = Some(Pipeline::new(&setup(), start, self.stored, None, sink, now).expect("a pipeline"));
+            self.pipeline = Some(
+                Pipeline::new(&setup(), start, self.stored, None, sink, now).expect("a pipeline"),
+            );
         }
     }
 
@@ -269,11 +304,16 @@ impl World {
 
     /// A store under way ends, or one that is due begins.
     fn store(&mut self) {
-        let Some(pipeline) = self.pipeline.as_mut() else { return };
+        let Some(pipeline) = self.pipeline.as_mut() else {
+            return;
+        };
         if let Some(position) = self.storing.take() {
             self.stored = position;
             let mut broker = self.broker.lock().unwrap();
-            assert!(!broker.is_transactional() || broker.is_empty(), "P14: events are on their way behind {position}");
+            assert!(
+                !broker.is_transactional() || broker.is_empty(),
+                "P14: events are on their way behind {position}"
+            );
             broker.commit();
             pipeline.stored(position);
             return;
@@ -294,7 +334,11 @@ impl World {
     /// P1 at every step: what is confirmed is stored, and what is stored is in the log.
     fn check_promises(&self) {
         let confirmed = self.server.confirmed;
-        assert!(confirmed <= self.stored.end_lsn, "P1: confirmed {confirmed} past stored {}", self.stored);
+        assert!(
+            confirmed <= self.stored.end_lsn,
+            "P1: confirmed {confirmed} past stored {}",
+            self.stored
+        );
         let delivered = self.logged_once();
         for transaction in &self.server.log {
             let owed = match transaction.end_lsn <= self.stored.end_lsn {
@@ -302,18 +346,34 @@ impl World {
                 false => usize::try_from(self.stored.delivered_of(transaction.commit_lsn)).unwrap(),
             };
             for event in transaction.events.iter().take(owed) {
-                assert!(delivered.contains(event), "P1: stored {} past {event:?}, which nobody has", self.stored);
+                assert!(
+                    delivered.contains(event),
+                    "P1: stored {} past {event:?}, which nobody has",
+                    self.stored
+                );
             }
         }
     }
 
     fn logged_once(&self) -> HashSet<Logged> {
-        self.broker.lock().unwrap().visible().flatten().copied().collect()
+        self.broker
+            .lock()
+            .unwrap()
+            .visible()
+            .flatten()
+            .copied()
+            .collect()
     }
 
-    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in version order.
+    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in
+    /// version order.
     pub(super) fn check_delivery(&self) {
-        let committed: HashSet<Logged> = self.server.log.iter().flat_map(|it| it.events.iter().copied()).collect();
+        let committed: HashSet<Logged> = self
+            .server
+            .log
+            .iter()
+            .flat_map(|it| it.events.iter().copied())
+            .collect();
         let delivered = self.logged_once();
         assert_eq!(committed.difference(&delivered).count(), 0, "lost");
         assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
@@ -321,7 +381,11 @@ impl World {
             let mut newest: HashMap<u8, u64> = HashMap::new();
             for &(aggregate, version) in log {
                 let last = newest.entry(aggregate).or_default();
-                assert!(version <= *last + 1, "P2: {aggregate}-{version} came before {aggregate}-{}", *last + 1);
+                assert!(
+                    version <= *last + 1,
+                    "P2: {aggregate}-{version} came before {aggregate}-{}",
+                    *last + 1
+                );
                 *last = version.max(*last);
             }
         }
@@ -330,17 +394,30 @@ impl World {
 
     pub(super) fn duplicates(&self) -> usize {
         let distinct = self.logged_once().len();
-        self.broker.lock().unwrap().visible().map(<[Logged]>::len).sum::<usize>() - distinct
+        self.broker
+            .lock()
+            .unwrap()
+            .visible()
+            .map(<[Logged]>::len)
+            .sum::<usize>()
+            - distinct
     }
 }
 
 fn setup() -> Setup {
     // Columns and route are those of the table.
-    let messages = OutboxConfig { source: EventSource::Messages(PREFIX.to_owned()), ..OutboxConfig::default() };
+    let messages = OutboxConfig {
+        source: EventSource::Messages(PREFIX.to_owned()),
+        ..OutboxConfig::default()
+    };
     Setup {
         slot: "simulated".parse().unwrap(),
         outboxes: vec![OutboxConfig::default(), messages],
-        limits: Limits { events: 6, bytes: 1 << 20, each: 0 },
+        limits: Limits {
+            events: 6,
+            bytes: 1 << 20,
+            each: 0,
+        },
         delivery: DeliveryConfig::default(),
     }
 }

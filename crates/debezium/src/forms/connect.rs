@@ -1,10 +1,10 @@
-//! A value in the forms of Kafka Connect's converters, by the type of its column: what Debezium's consumers know. An error
-//! is what the value should be instead.
+//! A value in the forms of Kafka Connect's converters, by the type of its column: what Debezium's
+//! consumers know. An error is what the value should be instead.
 //!
-//! As Debezium 3.7 writes it with `SimpleHeaderConverter` and `JsonConverter` of Kafka Connect 4.3 and their defaults
-//! (`decimal.handling.mode=precise`, `time.precision.mode=adaptive`):
-//! <https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types>. OIDs:
-//! <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
+//! As Debezium 3.7 writes it with `SimpleHeaderConverter` and `JsonConverter` of Kafka Connect 4.3
+//! and their defaults (`decimal.handling.mode=precise`, `time.precision.mode=adaptive`):
+//! <https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types>.
+//! OIDs: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 
 use std::borrow::Cow;
 use std::fmt::{LowerExp, Write};
@@ -36,13 +36,21 @@ impl Form {
         match words {
             [] | ["text"] => Ok(Form::Text),
             ["json"] => Ok(Form::Json),
-            ["schema", more @ ..] if more.iter().all(|word| matches!(*word, "required" | "tombstone")) => {
-                Ok(Form::Schema { required: more.contains(&"required"), tombstone: more.contains(&"tombstone") })
+            ["schema", more @ ..]
+                if more
+                    .iter()
+                    .all(|word| matches!(*word, "required" | "tombstone")) =>
+            {
+                Ok(Form::Schema {
+                    required: more.contains(&"required"),
+                    tombstone: more.contains(&"tombstone"),
+                })
             }
-            _ => {
-                Err("connect takes 'text', 'json' or 'schema', and behind 'schema' 'required' and 'tombstone'"
-                    .to_owned())
-            }
+            _ => Err(
+                "connect takes 'text', 'json' or 'schema', and behind 'schema' 'required' and \
+                     'tombstone'"
+                    .to_owned(),
+            ),
         }
     }
 
@@ -54,7 +62,13 @@ impl Form {
     ) -> Result<Option<Cow<'v, str>>, &'static str> {
         let kind = Kind::of(of);
         match (self, value) {
-            (Form::Text | Form::Json, None) | (Form::Schema { tombstone: true, .. }, None) => Ok(None),
+            (Form::Text | Form::Json, None)
+            | (
+                Form::Schema {
+                    tombstone: true, ..
+                },
+                None,
+            ) => Ok(None),
             (Form::Text, Some(text)) if kind.is_text() => Ok(Some(text)),
             (Form::Text, Some(text)) => Ok(Some(Cow::Owned(kind.read(&text)?.text()))),
             (Form::Json, Some(text)) => Ok(Some(Cow::Owned(kind.read(&text)?.json()))),
@@ -64,7 +78,9 @@ impl Form {
                     None => "null".to_owned(),
                 };
                 let schema = kind.schema(!required);
-                Ok(Some(Cow::Owned(format!("{{\"schema\":{schema},\"payload\":{payload}}}"))))
+                Ok(Some(Cow::Owned(format!(
+                    "{{\"schema\":{schema},\"payload\":{payload}}}"
+                ))))
             }
         }
     }
@@ -108,7 +124,10 @@ struct Kind {
 impl Kind {
     fn of(column: ColumnType) -> Kind {
         match element_of(column.oid) {
-            Some(oid) => Kind { is_array: true, ..Kind::single(ColumnType { oid, ..column }) },
+            Some(oid) => Kind {
+                is_array: true,
+                ..Kind::single(ColumnType { oid, ..column })
+            },
             None => Kind::single(column),
         }
     }
@@ -125,16 +144,32 @@ impl Kind {
             701 => (Reads::Double, "double", ""),
             1700 => match decimal(column.modifier) {
                 Some(decimal) => (decimal, "bytes", "org.apache.kafka.connect.data.Decimal"),
-                None => (Reads::AnyDecimal, "struct", "io.debezium.data.VariableScaleDecimal"),
+                None => (
+                    Reads::AnyDecimal,
+                    "struct",
+                    "io.debezium.data.VariableScaleDecimal",
+                ),
             },
             17 => (Reads::Bytes, "bytes", ""),
             1184 => {
                 let digits = usize::try_from(column.modifier).unwrap_or(6).min(6);
-                (Reads::Instant(digits), "string", "io.debezium.time.ZonedTimestamp")
+                (
+                    Reads::Instant(digits),
+                    "string",
+                    "io.debezium.time.ZonedTimestamp",
+                )
             }
             1266 => (Reads::InstantOfDay, "string", "io.debezium.time.ZonedTime"),
-            1114 if millis => (Reads::Timestamp(1000), "int64", "io.debezium.time.Timestamp"),
-            1114 => (Reads::Timestamp(1), "int64", "io.debezium.time.MicroTimestamp"),
+            1114 if millis => (
+                Reads::Timestamp(1000),
+                "int64",
+                "io.debezium.time.Timestamp",
+            ),
+            1114 => (
+                Reads::Timestamp(1),
+                "int64",
+                "io.debezium.time.MicroTimestamp",
+            ),
             1082 => (Reads::Date, "int32", "io.debezium.time.Date"),
             1083 if millis => (Reads::Time(1000), "int32", "io.debezium.time.Time"),
             1083 => (Reads::Time(1), "int64", "io.debezium.time.MicroTime"),
@@ -145,7 +180,12 @@ impl Kind {
             3614 => (Reads::Text, "string", "io.debezium.data.Tsvector"),
             _ => (Reads::Text, "string", ""),
         };
-        Kind { reads, basic, name, is_array: false }
+        Kind {
+            reads,
+            basic,
+            name,
+            is_array: false,
+        }
     }
 
     fn is_text(self) -> bool {
@@ -153,9 +193,18 @@ impl Kind {
     }
 
     fn schema(self, optional: bool) -> String {
-        let Kind { reads, basic, name, is_array } = self;
+        let Kind {
+            reads,
+            basic,
+            name,
+            is_array,
+        } = self;
         if is_array {
-            let items = Kind { is_array: false, ..self }.schema(true);
+            let items = Kind {
+                is_array: false,
+                ..self
+            }
+            .schema(true);
             return format!(r#"{{"type":"array","items":{items},"optional":{optional}}}"#);
         }
         let mut schema = format!(r#"{{"type":"{basic}","#);
@@ -169,8 +218,9 @@ impl Kind {
             schema.push_str(&format!(r#","name":"{name}","version":1"#));
         }
         if let Reads::Decimal(precision, scale) = reads {
-            schema
-                .push_str(&format!(r#","parameters":{{"scale":"{scale}","connect.decimal.precision":"{precision}"}}"#));
+            schema.push_str(&format!(
+                r#","parameters":{{"scale":"{scale}","connect.decimal.precision":"{precision}"}}"#
+            ));
         }
         if reads == Reads::AnyDecimal {
             schema.push_str(r#","doc":"Variable scaled decimal""#);
@@ -184,10 +234,17 @@ impl Kind {
         const NUMBER: &str = "a finite number";
         const TIME_OF_DAY: &str = "a time of day";
         if self.is_array {
-            let single = Kind { is_array: false, ..self };
+            let single = Kind {
+                is_array: false,
+                ..self
+            };
             let elements = elements(text).ok_or("an array of one dimension")?;
-            let read = |element: Option<String>| element.map_or(Ok(Datum::Null), |text| single.read(&text));
-            return Ok(Datum::Array(elements.into_iter().map(read).collect::<Result<_, _>>()?));
+            let read = |element: Option<String>| {
+                element.map_or(Ok(Datum::Null), |text| single.read(&text))
+            };
+            return Ok(Datum::Array(
+                elements.into_iter().map(read).collect::<Result<_, _>>()?,
+            ));
         }
         let plain = |number: i64| Datum::Plain(number.to_string());
         let time = || Moment::read(text).ok_or("a timestamp");
@@ -195,8 +252,14 @@ impl Kind {
             Reads::Text => Datum::Text(text.to_owned()),
             Reads::Integer => Datum::Plain(text.to_owned()),
             Reads::Boolean => Datum::Plain((if text == "t" { "true" } else { "false" }).to_owned()),
-            Reads::Single => text.parse().map(|number| floating(float(number))).map_err(|_| NUMBER)?,
-            Reads::Double => text.parse().map(|number| floating(double(number))).map_err(|_| NUMBER)?,
+            Reads::Single => text
+                .parse()
+                .map(|number| floating(float(number)))
+                .map_err(|_| NUMBER)?,
+            Reads::Double => text
+                .parse()
+                .map(|number| floating(double(number)))
+                .map_err(|_| NUMBER)?,
             Reads::Decimal(_, scale) => {
                 let text = with_scale(text, scale);
                 let (digits, _) = digits(&text).ok_or(NUMBER)?;
@@ -205,9 +268,16 @@ impl Kind {
             Reads::AnyDecimal => {
                 // The scale is that of the number without zeros at its end.
                 let has_fraction = text.contains('.');
-                let short = if has_fraction { text.trim_end_matches('0').trim_end_matches('.') } else { text };
+                let short = if has_fraction {
+                    text.trim_end_matches('0').trim_end_matches('.')
+                } else {
+                    text
+                };
                 let (digits, scale) = digits(short).ok_or(NUMBER)?;
-                Datum::Plain(format!(r#"{{"scale":{scale},"value":"{}"}}"#, STANDARD.encode(digits)))
+                Datum::Plain(format!(
+                    r#"{{"scale":{scale},"value":"{}"}}"#,
+                    STANDARD.encode(digits)
+                ))
             }
             Reads::Bytes => Datum::Text(STANDARD.encode(bytea(text.as_bytes())?)),
             Reads::Instant(_) if endless(text).is_some() => Datum::Text(text.to_owned()),
@@ -215,7 +285,11 @@ impl Kind {
             Reads::InstantOfDay => Datum::Text(instant_of_day(text).ok_or(TIME_OF_DAY)?),
             Reads::Timestamp(unit) => {
                 let moment = endless(text).map_or_else(time, |(moment, _)| Ok(moment))?;
-                plain(if unit == 1 { moment.micros() } else { moment.millis().ok_or("a timestamp")? })
+                plain(if unit == 1 {
+                    moment.micros()
+                } else {
+                    moment.millis().ok_or("a timestamp")?
+                })
             }
             Reads::Date => match endless(text) {
                 Some((_, days)) => plain(days),
@@ -251,7 +325,14 @@ impl Datum {
                     }
                     element.text()
                 };
-                format!("[{}]", elements.into_iter().map(inside).collect::<Vec<_>>().join(","))
+                format!(
+                    "[{}]",
+                    elements
+                        .into_iter()
+                        .map(inside)
+                        .collect::<Vec<_>>()
+                        .join(",")
+                )
             }
         }
     }
@@ -263,16 +344,25 @@ impl Datum {
             Datum::Plain(text) => text,
             Datum::Null => "null".to_owned(),
             Datum::Array(elements) => {
-                format!("[{}]", elements.into_iter().map(Datum::json).collect::<Vec<_>>().join(","))
+                format!(
+                    "[{}]",
+                    elements
+                        .into_iter()
+                        .map(Datum::json)
+                        .collect::<Vec<_>>()
+                        .join(",")
+                )
             }
         }
     }
 }
 
-/// Precision and scale of a `numeric` with this modifier: <https://github.com/postgres/postgres/blob/master/src/backend/utils/adt/numeric.c>.
+/// Precision and scale of a `numeric` with this modifier:
+/// <https://github.com/postgres/postgres/blob/master/src/backend/utils/adt/numeric.c>.
 fn decimal(modifier: i32) -> Option<Reads> {
     let packed = u32::try_from(modifier.checked_sub(4)?).ok()?;
-    // A scale below zero is in eleven bits, too. `TypeInfoCache.getScale` of pgjdbc takes it for one of up to 2047.
+    // A scale below zero is in eleven bits, too. `TypeInfoCache.getScale` of pgjdbc takes it for
+    // one of up to 2047.
     Some(Reads::Decimal(packed >> 16, packed & 0x7ff))
 }
 
@@ -315,34 +405,52 @@ const ARRAYS: [(u32, u32); 33] = [
 
 /// The type of an array's elements, where Debezium reads arrays of it.
 fn element_of(oid: u32) -> Option<u32> {
-    ARRAYS.iter().find(|(array, _)| *array == oid).map(|(_, element)| *element)
+    ARRAYS
+        .iter()
+        .find(|(array, _)| *array == oid)
+        .map(|(_, element)| *element)
 }
 
-/// The moment and the days of `infinity` and `-infinity`: `PGStatement.DATE_POSITIVE_INFINITY` of pgjdbc and what Debezium
-/// sends of such a `date`, and the negative ones. A `timestamptz` stays as it is.
+/// The moment and the days of `infinity` and `-infinity`: `PGStatement.DATE_POSITIVE_INFINITY` of
+/// pgjdbc and what Debezium sends of such a `date`, and the negative ones. A `timestamptz` stays as
+/// it is.
 fn endless(text: &str) -> Option<(Moment, i64)> {
     match text {
-        "infinity" => Some((Moment::from_nanos(9_223_372_036_825_200_000_000_000), 2_146_033_979)),
-        "-infinity" => Some((Moment::from_nanos(-9_223_372_036_832_400_000_000_000), -2_147_472_691)),
+        "infinity" => Some((
+            Moment::from_nanos(9_223_372_036_825_200_000_000_000),
+            2_146_033_979,
+        )),
+        "-infinity" => Some((
+            Moment::from_nanos(-9_223_372_036_832_400_000_000_000),
+            -2_147_472_691,
+        )),
         _ => None,
     }
 }
 
 fn floating(text: String) -> Datum {
-    if text.ends_with(|c: char| c.is_ascii_digit()) { Datum::Plain(text) } else { Datum::Number(text.clone(), text) }
+    if text.ends_with(|c: char| c.is_ascii_digit()) {
+        Datum::Plain(text)
+    } else {
+        Datum::Number(text.clone(), text)
+    }
 }
 
-/// The number without its point as a big-endian integer in two's complement, as short as can be, and its scale.
+/// The number without its point as a big-endian integer in two's complement, as short as can be,
+/// and its scale.
 fn digits(text: &str) -> Option<(Vec<u8>, usize)> {
     let scale = text.split_once('.').map_or(0, |(_, behind)| behind.len());
     let number: BigInt = text.replacen('.', "", 1).parse().ok()?;
     Some((number.to_signed_bytes_be(), scale))
 }
 
-/// The same number with so many digits behind the point, if it has fewer: `JdbcValueConverters.withScaleAdjustedIfNeeded`.
+/// The same number with so many digits behind the point, if it has fewer:
+/// `JdbcValueConverters.withScaleAdjustedIfNeeded`.
 fn with_scale(text: &str, scale: u32) -> Cow<'_, str> {
     let behind = text.split_once('.').map_or(0, |(_, behind)| behind.len());
-    let missing = usize::try_from(scale).unwrap_or_default().saturating_sub(behind);
+    let missing = usize::try_from(scale)
+        .unwrap_or_default()
+        .saturating_sub(behind);
     if missing == 0 || !text.ends_with(|c: char| c.is_ascii_digit()) {
         return Cow::Borrowed(text);
     }
@@ -350,15 +458,24 @@ fn with_scale(text: &str, scale: u32) -> Cow<'_, str> {
     Cow::Owned(format!("{text}{point}{}", "0".repeat(missing)))
 }
 
-/// A number as Java's `BigDecimal.toString` has it: with an exponent where more than five zeros follow the point.
+/// A number as Java's `BigDecimal.toString` has it: with an exponent where more than five zeros
+/// follow the point.
 /// <https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/math/BigDecimal.html#toString()>
 fn big_decimal(text: &str) -> String {
-    let (sign, number) = text.strip_prefix('-').map_or(("", text), |number| ("-", number));
-    let Some(behind) = number.strip_prefix("0.") else { return text.to_owned() };
+    let (sign, number) = text
+        .strip_prefix('-')
+        .map_or(("", text), |number| ("-", number));
+    let Some(behind) = number.strip_prefix("0.") else {
+        return text.to_owned();
+    };
     let digits = behind.trim_start_matches('0');
     let zeros = behind.len() - digits.len();
     // Of zero itself the last zero is a digit.
-    let (exponent, digits) = if digits.is_empty() { (zeros, "0") } else { (zeros + 1, digits) };
+    let (exponent, digits) = if digits.is_empty() {
+        (zeros, "0")
+    } else {
+        (zeros + 1, digits)
+    };
     if exponent <= 6 {
         return text.to_owned();
     }
@@ -367,7 +484,8 @@ fn big_decimal(text: &str) -> String {
     format!("{sign}{first}{point}{rest}E-{exponent}")
 }
 
-/// `07:08:09.5+02` in UTC. The end of the day in UTC stays so: `PostgresTimeBoundary.isTimeWithTimeZoneBoundaryAtUtc`.
+/// `07:08:09.5+02` in UTC. The end of the day in UTC stays so:
+/// `PostgresTimeBoundary.isTimeWithTimeZoneBoundaryAtUtc`.
 fn instant_of_day(text: &str) -> Option<String> {
     let (time, zone) = text.split_at_checked(text.find(['+', '-'])?)?;
     let offset = offset_micros(zone)?;
@@ -378,12 +496,16 @@ fn instant_of_day(text: &str) -> Option<String> {
     Some(format!("{}Z", civil::Time::midnight().wrapping_add(micros)))
 }
 
-/// `1 year 2 mons -3 days +04:05:06.789` in microseconds; a month is a twelfth of 365.25 days. In floating point and cut
-/// off, so some are one less than they should be: pgjdbc's `PGInterval`, and `MicroDuration.durationMicros` of Debezium.
+/// `1 year 2 mons -3 days +04:05:06.789` in microseconds; a month is a twelfth of 365.25 days. In
+/// floating point and cut off, so some are one less than they should be: pgjdbc's `PGInterval`, and
+/// `MicroDuration.durationMicros` of Debezium.
 fn interval(text: &str) -> Option<i64> {
     const DAYS_PER_MONTH: f64 = 365.25 / 12.0;
-    let (mut months, mut days, mut seconds) = (0_i32, 0_i32, 0.0);
-    let (mut hours, mut minutes) = (0_i32, 0_i32);
+    let mut months = 0_i32;
+    let mut days = 0_i32;
+    let mut seconds = 0.0;
+    let mut hours = 0_i32;
+    let mut minutes = 0_i32;
     let mut words = text.split(' ');
     while let Some(word) = words.next() {
         if let Some((before, behind)) = word.split_once(':') {
@@ -392,7 +514,8 @@ fn interval(text: &str) -> Option<i64> {
             hours = before.trim_start_matches(['+', '-']).parse::<i32>().ok()? * sign;
             minutes = whole_minutes.parse::<i32>().ok()?.checked_mul(sign)?;
             let micros = micros_of_day(&format!("0:0:{behind}"))?;
-            let (whole, micros) = (i32::try_from(micros / 1_000_000).ok()?, i32::try_from(micros % 1_000_000).ok()?);
+            let whole = i32::try_from(micros / 1_000_000).ok()?;
+            let micros = i32::try_from(micros % 1_000_000).ok()?;
             seconds = f64::from(sign) * (f64::from(whole) + f64::from(micros) / 1e6);
             continue;
         }
@@ -406,14 +529,21 @@ fn interval(text: &str) -> Option<i64> {
     }
     let days = f64::from(months) * DAYS_PER_MONTH + f64::from(days);
     let seconds = ((days * 24.0 + f64::from(hours)) * 60.0 + f64::from(minutes)) * 60.0 + seconds;
-    #[expect(clippy::cast_possible_truncation, reason = "cut off, as Java's cast does")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "cut off, as Java's cast does"
+    )]
     let micros = (seconds * 1e6) as i64;
     Some(micros)
 }
 
 /// <https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO>
 fn elements(text: &str) -> Option<Vec<Option<String>>> {
-    let mut rest = text.strip_prefix('{')?.strip_suffix('}')?.chars().peekable();
+    let mut rest = text
+        .strip_prefix('{')?
+        .strip_suffix('}')?
+        .chars()
+        .peekable();
     let mut elements = Vec::new();
     while rest.peek().is_some() {
         let mut element = String::new();
@@ -440,15 +570,28 @@ fn elements(text: &str) -> Option<Vec<Option<String>>> {
     Some(elements)
 }
 
-/// A number as `Double.toString` and `Float.toString` have it from Java 19 on, of digits and exponent as Rust has them:
-/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/lang/Double.html#toString(double)>. Before Java
-/// 19 some have other digits of the same number (JDK-4511638).
+/// A number as `Double.toString` and `Float.toString` have it from Java 19 on, of digits and
+/// exponent as Rust has them:
+/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/lang/Double.html#toString(double)>.
+/// Before Java 19 some have other digits of the same number (JDK-4511638).
 fn java_decimal(scientific: &str) -> String {
-    let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific.to_owned() };
-    let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
+    let Some((mantissa, exponent)) = scientific.split_once('e') else {
+        return scientific.to_owned();
+    };
+    let (sign, mantissa) = mantissa
+        .strip_prefix('-')
+        .map_or(("", mantissa), |rest| ("-", rest));
     let digits = mantissa.replace('.', "");
-    let Ok(exponent) = exponent.parse::<i32>() else { return scientific.to_owned() };
-    let or_zero = |text: &str| if text.is_empty() { "0".to_owned() } else { text.to_owned() };
+    let Ok(exponent) = exponent.parse::<i32>() else {
+        return scientific.to_owned();
+    };
+    let or_zero = |text: &str| {
+        if text.is_empty() {
+            "0".to_owned()
+        } else {
+            text.to_owned()
+        }
+    };
     let split = |at: usize| digits.split_at_checked(at).unwrap_or((&digits, ""));
     match exponent {
         0..=6 => {
@@ -459,7 +602,10 @@ fn java_decimal(scientific: &str) -> String {
             let (whole, rest) = split(before);
             format!("{sign}{whole}.{rest}")
         }
-        -3..=-1 => format!("{sign}0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1)),
+        -3..=-1 => format!(
+            "{sign}0.{}{digits}",
+            "0".repeat(exponent.unsigned_abs() as usize - 1)
+        ),
         _ => {
             let (first, rest) = split(1);
             format!("{sign}{first}.{}E{exponent}", or_zero(rest))
@@ -469,7 +615,12 @@ fn java_decimal(scientific: &str) -> String {
 
 pub(super) fn double(number: f64) -> String {
     match number {
-        infinite if infinite.is_infinite() => if infinite > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+        infinite if infinite.is_infinite() => if infinite > 0.0 {
+            "Infinity"
+        } else {
+            "-Infinity"
+        }
+        .to_owned(),
         nan if nan.is_nan() => "NaN".to_owned(),
         finite => java_decimal(&scientific(finite, finite.is_subnormal())),
     }
@@ -482,11 +633,15 @@ fn float(number: f32) -> String {
     }
 }
 
-/// The fewest digits that tell a number from all others, but of two at least the nearest: that makes a difference to the
-/// smallest numbers only, such as 4.9E-324.
+/// The fewest digits that tell a number from all others, but of two at least the nearest: that
+/// makes a difference to the smallest numbers only, such as 4.9E-324.
 fn scientific(number: impl LowerExp, is_subnormal: bool) -> String {
     let shortest = format!("{number:e}");
-    if is_subnormal && !shortest.contains('.') { format!("{number:.1e}") } else { shortest }
+    if is_subnormal && !shortest.contains('.') {
+        format!("{number:.1e}")
+    } else {
+        shortest
+    }
 }
 
 /// A JSON string, as Jackson escapes it: <https://www.rfc-editor.org/rfc/rfc8259#section-7>.
@@ -502,7 +657,10 @@ pub(super) fn quoted(text: &str) -> String {
 pub(super) fn requoted(string: &str) -> String {
     let mut quoted = String::with_capacity(string.len());
     quoted.push('"');
-    let inside = string.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(string);
+    let inside = string
+        .strip_prefix('"')
+        .and_then(|rest| rest.strip_suffix('"'))
+        .unwrap_or(string);
     let mut characters = inside.chars();
     while let Some(c) = characters.next() {
         let escaped = if c == '\\' { characters.next() } else { None };
@@ -540,7 +698,9 @@ fn push_escaped(quoted: &mut String, c: char) {
         '\u{8}' => quoted.push_str("\\b"),
         '\u{c}' => quoted.push_str("\\f"),
         c if !(' '..='\u{ffff}').contains(&c) => {
-            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| push_unit(quoted, u32::from(*unit)));
+            c.encode_utf16(&mut [0; 2])
+                .iter()
+                .for_each(|unit| push_unit(quoted, u32::from(*unit)));
         }
         c => quoted.push(c),
     }
@@ -579,7 +739,12 @@ mod tests {
         ] {
             assert_eq!(double(number), expected);
         }
-        for (number, expected) in [(0.1, "0.1"), (16_777_216.0, "1.6777216E7"), (1e-45, "1.4E-45"), (f32::NAN, "NaN")] {
+        for (number, expected) in [
+            (0.1, "0.1"),
+            (16_777_216.0, "1.6777216E7"),
+            (1e-45, "1.4E-45"),
+            (f32::NAN, "NaN"),
+        ] {
             assert_eq!(float(number), expected);
         }
     }
@@ -602,7 +767,12 @@ mod tests {
         }
     }
 
-    fn written(form: Form, oid: u32, modifier: i32, text: Option<&str>) -> Result<Option<String>, &'static str> {
+    fn written(
+        form: Form,
+        oid: u32,
+        modifier: i32,
+        text: Option<&str>,
+    ) -> Result<Option<String>, &'static str> {
         let value = form.write(text.map(Cow::Borrowed), ColumnType { oid, modifier })?;
         Ok(value.map(Cow::into_owned))
     }
@@ -619,28 +789,88 @@ mod tests {
                 "2024-05-05T23:38:09.100000Z",
                 r#""2024-05-05T23:38:09.100000Z""#,
             ),
-            (1184, 0, "2024-05-06 05:08:09+00", "2024-05-06T05:08:09Z", r#""2024-05-06T05:08:09Z""#),
+            (
+                1184,
+                0,
+                "2024-05-06 05:08:09+00",
+                "2024-05-06T05:08:09Z",
+                r#""2024-05-06T05:08:09Z""#,
+            ),
             (1114, -1, "1969-12-31 23:59:59.999999", "-1", "-1"),
             (1114, 3, "1969-12-31 23:59:59.999", "-1", "-1"),
             (1082, -1, "1969-12-31", "-1", "-1"),
             (1083, -1, "24:00:00", "86400000000", "86400000000"),
-            (1266, -1, "01:00:00.25-05:30", "06:30:00.25Z", r#""06:30:00.25Z""#),
-            (1186, -1, "-1 days +00:00:01", "-86399000000", "-86399000000"),
+            (
+                1266,
+                -1,
+                "01:00:00.25-05:30",
+                "06:30:00.25Z",
+                r#""06:30:00.25Z""#,
+            ),
+            (
+                1186,
+                -1,
+                "-1 days +00:00:01",
+                "-86399000000",
+                "-86399000000",
+            ),
             (1186, -1, "00:00:00", "0", "0"),
             // In floating point some are one less.
             (1186, -1, "00:00:08.322643", "8322642", "8322642"),
             (1186, -1, "-00:00:08.322643", "-8322642", "-8322642"),
-            (1186, -1, "2 years 2 mons 4 days 16:02:43.68742", "68778163687419", "68778163687419"),
-            (1114, -1, "9999-12-31 23:59:59.999999", "253402300799999999", "253402300799999999"),
-            (1114, 3, "12026-01-01 00:00:00", "317336745600000", "317336745600000"),
-            (1114, -1, "0044-03-15 12:00:00 BC", "-63517780800000000", "-63517780800000000"),
-            (1114, -1, "infinity", "9223372036854775807", "9223372036854775807"),
-            (1114, 0, "-infinity", "-9223372036832400000", "-9223372036832400000"),
+            (
+                1186,
+                -1,
+                "2 years 2 mons 4 days 16:02:43.68742",
+                "68778163687419",
+                "68778163687419",
+            ),
+            (
+                1114,
+                -1,
+                "9999-12-31 23:59:59.999999",
+                "253402300799999999",
+                "253402300799999999",
+            ),
+            (
+                1114,
+                3,
+                "12026-01-01 00:00:00",
+                "317336745600000",
+                "317336745600000",
+            ),
+            (
+                1114,
+                -1,
+                "0044-03-15 12:00:00 BC",
+                "-63517780800000000",
+                "-63517780800000000",
+            ),
+            (
+                1114,
+                -1,
+                "infinity",
+                "9223372036854775807",
+                "9223372036854775807",
+            ),
+            (
+                1114,
+                0,
+                "-infinity",
+                "-9223372036832400000",
+                "-9223372036832400000",
+            ),
             (1082, -1, "5874897-12-31", "2145042905", "2145042905"),
             (1082, -1, "0044-03-15 BC", "-735160", "-735160"),
             (1082, -1, "infinity", "2146033979", "2146033979"),
             (1082, -1, "-infinity", "-2147472691", "-2147472691"),
-            (1184, 0, "9999-12-31 23:59:59+00", "9999-12-31T23:59:59Z", r#""9999-12-31T23:59:59Z""#),
+            (
+                1184,
+                0,
+                "9999-12-31 23:59:59+00",
+                "9999-12-31T23:59:59Z",
+                r#""9999-12-31T23:59:59Z""#,
+            ),
             (
                 1184,
                 -1,
@@ -648,14 +878,38 @@ mod tests {
                 "+10000-01-01T00:00:00.500000Z",
                 r#""+10000-01-01T00:00:00.500000Z""#,
             ),
-            (1184, 3, "0044-03-15 12:00:00+00 BC", "-0043-03-15T12:00:00.000Z", r#""-0043-03-15T12:00:00.000Z""#),
-            (1184, 0, "0001-01-01 00:00:00+00 BC", "0000-01-01T00:00:00Z", r#""0000-01-01T00:00:00Z""#),
+            (
+                1184,
+                3,
+                "0044-03-15 12:00:00+00 BC",
+                "-0043-03-15T12:00:00.000Z",
+                r#""-0043-03-15T12:00:00.000Z""#,
+            ),
+            (
+                1184,
+                0,
+                "0001-01-01 00:00:00+00 BC",
+                "0000-01-01T00:00:00Z",
+                r#""0000-01-01T00:00:00Z""#,
+            ),
             (1184, -1, "-infinity", "-infinity", r#""-infinity""#),
             (1266, -1, "24:00:00+00", "24:00:00Z", r#""24:00:00Z""#),
             (1266, -1, "24:00:00-01", "01:00:00Z", r#""01:00:00Z""#),
             (1700, 655_372, "0.00000000", "0E-8", r#""AA==""#),
-            (1231, 655_372, "{0.00000012,-1.00000000}", "[1.2E-7,-1.00000000]", r#"["DA==","+gofAA=="]"#),
-            (651, -1, "{10.0.0.0/8,NULL}", r#"["10.0.0.0/8",null]"#, r#"["10.0.0.0/8",null]"#),
+            (
+                1231,
+                655_372,
+                "{0.00000012,-1.00000000}",
+                "[1.2E-7,-1.00000000]",
+                r#"["DA==","+gofAA=="]"#,
+            ),
+            (
+                651,
+                -1,
+                "{10.0.0.0/8,NULL}",
+                r#"["10.0.0.0/8",null]"#,
+                r#"["10.0.0.0/8",null]"#,
+            ),
             (701, -1, "NaN", "NaN", r#""NaN""#),
             (1022, -1, "{NaN,-0}", "[NaN,-0.0]", r#"["NaN",-0.0]"#),
             (700, -1, "-Infinity", "-Infinity", r#""-Infinity""#),
@@ -664,7 +918,13 @@ mod tests {
             (1700, -1, "12345678901234567890123", WIDE, WIDE),
             (17, -1, "\\x", "", r#""""#),
             (1001, -1, r#"{"\\xff"}"#, r#"["/w=="]"#, r#"["/w=="]"#),
-            (1009, -1, r#"{"a\\b",c}"#, r#"["a\\b","c"]"#, r#"["a\\b","c"]"#),
+            (
+                1009,
+                -1,
+                r#"{"a\\b",c}"#,
+                r#"["a\\b","c"]"#,
+                r#"["a\\b","c"]"#,
+            ),
             (16, -1, "f", "false", "false"),
             (
                 25,
@@ -674,8 +934,16 @@ mod tests {
                 "\"a\\\"b\\\\c\\n\\u0007\\u001Fé\u{7f}\\uD83D\\uDE00\"",
             ),
         ] {
-            assert_eq!(written(Form::Text, oid, modifier, Some(text)), Ok(Some(as_text.to_owned())), "{text}");
-            assert_eq!(written(Form::Json, oid, modifier, Some(text)), Ok(Some(as_json.to_owned())), "{text}");
+            assert_eq!(
+                written(Form::Text, oid, modifier, Some(text)),
+                Ok(Some(as_text.to_owned())),
+                "{text}"
+            );
+            assert_eq!(
+                written(Form::Json, oid, modifier, Some(text)),
+                Ok(Some(as_json.to_owned())),
+                "{text}"
+            );
         }
     }
 
@@ -693,7 +961,10 @@ mod tests {
             (1007, "[0:1]={1,2}"),
             (701, "x"),
         ] {
-            assert!(written(Form::Json, oid, -1, Some(text)).is_err(), "{oid} {text}");
+            assert!(
+                written(Form::Json, oid, -1, Some(text)).is_err(),
+                "{oid} {text}"
+            );
         }
     }
 
@@ -707,7 +978,11 @@ mod tests {
             (&["schema", "required"], Some(schema.to_owned())),
             (&["schema", "tombstone", "required"], None),
         ] {
-            assert_eq!(written(Form::new(words).unwrap(), 16, -1, None), Ok(expected), "{words:?}");
+            assert_eq!(
+                written(Form::new(words).unwrap(), 16, -1, None),
+                Ok(expected),
+                "{words:?}"
+            );
         }
         for wrong in [&["avro"][..], &["json", "required"], &["schema", "x"]] {
             assert!(Form::new(wrong).is_err(), "{wrong:?}");

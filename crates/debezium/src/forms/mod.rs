@@ -10,10 +10,19 @@ use connect::Form;
 use expand::expand;
 use walrelay_core::template::{Extended, Extension, extend};
 
-/// `connect` writes a value as a converter of Kafka Connect does; `expand` writes JSON in a text as Debezium expands it.
+/// `connect` writes a value as a converter of Kafka Connect does; `expand` writes JSON in a text as
+/// Debezium expands it.
 static FUNCTIONS: [Extension; 2] = [
-    Extension { name: "connect", usage: "connect('…',…)", make: connects },
-    Extension { name: "expand", usage: "expand", make: expands },
+    Extension {
+        name: "connect",
+        usage: "connect('…',…)",
+        make: connects,
+    },
+    Extension {
+        name: "expand",
+        usage: "expand",
+        make: expands,
+    },
 ];
 
 /// Adds the functions to those of templates. Call before a template is parsed.
@@ -23,7 +32,10 @@ pub fn install() {
 
 fn connects(words: &[&str]) -> Result<Extended, String> {
     let form = Form::new(words)?;
-    Ok(Extended { gives_json: form != Form::Text, apply: Arc::new(move |value, of| form.write(value, of)) })
+    Ok(Extended {
+        gives_json: form != Form::Text,
+        apply: Arc::new(move |value, of| form.write(value, of)),
+    })
 }
 
 fn expands(words: &[&str]) -> Result<Extended, String> {
@@ -33,5 +45,8 @@ fn expands(words: &[&str]) -> Result<Extended, String> {
         _ => return Err("expand takes nothing, or 'nulls'".to_owned()),
     };
     let apply = move |text: &str| expand(text, nulls).map(Cow::Owned);
-    Ok(Extended { gives_json: true, apply: Arc::new(move |value, _| value.map(|text| apply(&text)).transpose()) })
+    Ok(Extended {
+        gives_json: true,
+        apply: Arc::new(move |value, _| value.map(|text| apply(&text)).transpose()),
+    })
 }
