@@ -36,8 +36,7 @@ const SCHEMAS: [&str; 3] = [
 const WANTED: &str = r#"
 [[outbox]]
 table = "outbox_events"
-mark = "status = 'published', published_at = now(), version = version + 1, metadata = \
-        jsonb_set(coalesce(metadata, '{}'), '{sent}', 'true')"
+mark = "status = 'published', published_at = now(), version = version + 1, metadata = jsonb_set(coalesce(metadata, '{}'), '{sent}', 'true')"
 [outbox.columns]
 aggregatetype = "aggregate_type"
 aggregateid = "aggregate_id"
