@@ -8,13 +8,14 @@
 //! ## The flow
 //!
 //! ```text
-//!  Postgres walrelay Kafka
-//! ┌──────────┐ received ┌────────┐ decoded ┌───────┐ assembled ┌───────┐ routed ┌──────┐ enqueued
-//! ┌────────┐ │ walsender├────────────►│ source ├────────►│ decode├──────────►│ event ├───────►│
-//! route├─────────►│ sink │ └────▲─────┘ └───▲────┘ └───────┘ └───────┘ └──────┘ └───┬────┘ │ │ │
-//! acked │ confirmed │ a value: the LSN to confirm ┌───────┐ a value: the position ┌───▼────┐
-//! └───────────────────────┴─────────────────────────────────┤ state │◄──────────────────────────┤
-//! ledger │ stored └───────┘ └────────┘
+//!   Postgres   received      decoded     assembled     routed     enqueued    bus
+//! ┌───────────┐   ┌────────┐   ┌────────┐   ┌───────┐   ┌───────┐   ┌──────┐
+//! │ walsender ├──►│ source ├──►│ decode ├──►│ event ├──►│ route ├──►│ sink ├──► servers
+//! └─────▲─────┘   └────────┘   └────────┘   └───────┘   └───────┘   └──┬───┘
+//!       │                                                             │ acked
+//!       │ confirmed               ┌───────┐   delivered           ┌───▼────┐
+//!       └─────────────────────────┤ state │◄──────────────────────┤ ledger │
+//!                         stored  └───────┘                       └────────┘
 //! ```
 //!
 //! One word per step, in code, logs, metrics and SQL:
@@ -24,10 +25,10 @@
 //! - *assembled*: the message is an event that was not delivered before, with its place, which is
 //!   the commit LSN of its transaction and its index there;
 //! - *routed*: the event has a record with topic and key;
-//! - *enqueued*: librdkafka has the record;
-//! - *acked*: the broker has reported that all in-sync replicas have the record;
-//! - *delivered*: this event and all earlier ones are acked, skipped, to be parked, or found in
-//!   their topic after a crash;
+//! - *enqueued*: the client of the bus has the record;
+//! - *acked*: the bus has reported that it has the record, in Kafka in all in-sync replicas;
+//! - *delivered*: this event and all earlier ones are acked (or their dead letters are), skipped, to be parked,
+//!   or found in their topic after a crash;
 //! - *written back*: its row is marked or deleted, or the event is in `walrelay.parked`, as
 //!   configured;
 //! - *stored*: the position is durable (the slot itself can be the store);
@@ -105,10 +106,10 @@
 //!   No unpublished row is marked as published or deleted. The only exception: the application
 //!   inserts another row with the same key and id.
 //! - **P13, upkeep.** Where rows are marked or deleted, or events are parked, the relay stores and
-//!   confirms a position only after the events before that position are written back. No row is
-//!   deleted before its event is published. The only exception: while commits wait for the relay as
-//!   for a synchronous standby, rows are marked or deleted once other sessions see them, which is
-//!   after the LSN is confirmed.
+//!   confirms a position only after the events before that position are written back. The only
+//!   exception: while commits wait for the relay as for a synchronous standby, rows are marked or
+//!   deleted once other sessions see them, which is after the LSN is confirmed. No row is deleted
+//!   before its event is published.
 //! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are
 //!   committed together, by a producer that fenced all others *after* the slot was acquired and
 //!   *before* the position was read. A consumer that reads only committed records sees each event

@@ -722,4 +722,11 @@ mod tests {
             ("日本  b\nc     d", "日…")
         );
     }
+
+    #[test]
+    fn toml_means_the_same_before_and_after_it_is_made_printable() {
+        let hostile = "a\u{1b}\u{7f}\u{9b}\u{202e}\u{feff}";
+        let toml = format!("a = {}", printable(&serde_json::Value::from(hostile).to_string()));
+        assert_eq!(toml.parse::<toml::Table>().unwrap()["a"].as_str(), Some(hostile));
+    }
 }

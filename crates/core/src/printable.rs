@@ -74,17 +74,12 @@ mod tests {
     }
 
     #[test]
-    fn json_and_toml_mean_the_same_before_and_after() {
+    fn json_means_the_same_before_and_after() {
         let hostile = "a\u{1b}\u{7f}\u{9b}\u{202e}\u{feff}";
         let json = serde_json::Value::from(hostile).to_string();
         assert_eq!(
             serde_json::from_str::<String>(&printable(&json)).unwrap(),
             hostile
-        );
-        let toml = format!("a = {}", printable(&json));
-        assert_eq!(
-            toml.parse::<toml::Table>().unwrap()["a"].as_str(),
-            Some(hostile)
         );
     }
 }
