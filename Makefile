@@ -27,8 +27,8 @@ check-deb: ## install the package of dist/ with dpkg, use it and remove it; for 
 
 demo: ## the main job on a private, throw-away Postgres, verified
 	@scripts/prerequisites --minimal
-	cargo build --locked $(DEMO)
-	cargo run --locked --quiet $(DEMO) -- demo
+	cargo build --locked -p walrelay-lab --bin walrelay-demo $(DEMO)
+	cargo run --locked --quiet -p walrelay-lab --bin walrelay-demo $(DEMO) -- $(OPTIONS)
 
 check: fmt size compose alerts chart unit workflow examples lint docs docs-site deny ## what CI checks before it tests
 
@@ -77,7 +77,7 @@ examples: ## the writers and consumers of examples compile
 TEST =
 
 test: prerequisites ## all tests, on real servers
-	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium $(FEATURES) $(TEST)
+	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-lab $(FEATURES) $(TEST)
 
 test-long: prerequisites ## tests of hours: more of everything, every major of Postgres, how long take-overs take, mutants
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_CRASH_SECONDS=60 WALRELAY_TEST_RESTARTS=20 \
@@ -92,7 +92,7 @@ page: prerequisites alerts ## the pictures of status page and dashboard in docs;
 		a_browser_shows_the_page each_query_of_the_dashboard
 	cp target/status-page.png target/status-page-outage.png target/dashboard.png docs/pictures/
 
-# What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
+# What is measured, how often, and more options of the bench, or of the demo (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =
 ROUNDS = 3
 OPTIONS =

@@ -37,9 +37,10 @@
 //! ## Map of the code
 //!
 //! What decides without waiting is in `walrelay-core` (`crates/core`): decoding, events, routing,
-//! the ledger, the publisher. `docs/explanation/architecture.md` follows one event through the
-//! files. It names the owner of each state, the reaction to each failure and the place of each kind
-//! of change. `docs/glossary.md` defines the terms.
+//! the ledger, the publisher. `walrelay-lab` (`crates/lab`) is for the demo, the tests and the
+//! benches: throw-away servers, writers and a verifier. `docs/explanation/architecture.md` follows
+//! one event through the files. It names the owner of each state, the reaction to each failure and
+//! the place of each kind of change. `docs/glossary.md` defines the terms.
 //!
 //! | module | contents | does I/O |
 //! |---|---|---|
@@ -54,7 +55,6 @@
 //! | [`upkeep`] | writes to the outbox's rows: mark, delete, retention; the table `walrelay.parked` | yes |
 //! | [`telemetry`] | logs; metrics, health and the status page over HTTP; notifications of systemd | yes |
 //! | [`relay`] | composition: one task, a loop for the stream and one for a table, sessions, back-off, shutdown | yes |
-//! | [`demo`] | relays from a temporary Postgres, and checks that every row arrived | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`replay`] | publishes selected rows once more | yes |
 //! | [`cli`] | the commands | yes |
@@ -132,7 +132,6 @@
 pub mod cli;
 pub mod config;
 pub mod conninfo;
-pub mod demo;
 pub mod poll;
 pub(crate) mod postgres;
 pub mod relay;

@@ -4,10 +4,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions};
-use rdkafka::client::DefaultClientContext;
-
 use crate::contestant::Contestant;
 use crate::load::PUBLICATION;
 use crate::support::guardian::run_directory;
@@ -110,18 +106,7 @@ impl Lab {
             || self.sql.try_run(&drop).is_ok(),
             |done| *done,
         );
-        let mut config = ClientConfig::new();
-        config
-            .set("bootstrap.servers", self.brokers())
-            .set("log_level", "0");
-        let admin: AdminClient<DefaultClientContext> = config.create().expect("an admin client");
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        let gone = runtime.block_on(admin.delete_topics(&[&seat.topic], &AdminOptions::new()));
-        gone.expect("an answer of the broker");
-        topic::close(admin);
+        topic::delete(self.brokers(), &seat.topic);
     }
 
     /// The process that sends the slot's changes, while somebody reads them.

@@ -23,7 +23,7 @@
 #[expect(
     dead_code,
     unused_imports,
-    reason = "the lab of the tests: not all of it is needed here"
+    reason = "the environment of the tests: not all of it is needed here"
 )]
 mod support;
 

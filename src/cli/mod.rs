@@ -9,7 +9,6 @@ use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, Value
 use crate::config::LogFormat;
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
-use crate::demo;
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::linked_libraries;
@@ -55,7 +54,8 @@ use exporter::ExporterArgs;
 #[cfg(feature = "debezium")]
 use import::ImportArgs;
 use init::InitArgs;
-use output::{Failure, Form, Outcome, Output, error_in, print, shell_word, tool_placeholders};
+pub use output::Output;
+use output::{Failure, Form, Outcome, error_in, shell_word, tool_placeholders};
 use parked::ParkedCommand;
 use pending::PendingArgs;
 use replay::ReplayArgs;
@@ -180,9 +180,6 @@ pub(crate) enum Command {
     /// Parked events in the table walrelay.parked: list, show, retry or drop them
     #[command(subcommand, after_help = parked::help())]
     Parked(ParkedCommand),
-    /// Run walrelay on a private, temporary Postgres, and verify the result
-    #[command(after_help = DEMO_HELP)]
-    Demo(DemoArgs),
     /// Write a configuration for a table, convert one from Debezium, and check one
     #[command(subcommand, after_help = CONFIG_HELP)]
     Config(ConfigCommand),
@@ -232,17 +229,8 @@ fn long_version() -> String {
     )
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct DemoArgs {
-    #[command(flatten)]
-    pub options: demo::DemoRun,
-    #[command(flatten)]
-    pub output: Output,
-}
-
 const AFTER_HELP: &str = "\
 Start here:
-  walrelay demo                                        # on a private Postgres
   walrelay setup --slot orders --create-table          # create table and slot
   walrelay run --slot orders --brokers localhost:9092  # relay until Ctrl-C
   walrelay config init --table billing.events          # for an existing table
@@ -280,20 +268,6 @@ Exit codes:
   0   done, or `run` would take it
   2   a setting, an argument or a file is not valid
 Each command's own --help has more.";
-
-const DEMO_HELP: &str = "\
-Examples:
-  walrelay demo
-  walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
-
-\"Commit to reader\" is the p50/p99 time from the commit to the arrival of the event at a \
-  consumer. It is a little longer than the commit-to-ack latency.
-
-Exit codes:
-  0   every event was verified
-  1   not verified
-  2   the flags are not valid
-  4   Postgres' programs are missing";
 
 /// Runs the command and gives its exit code. The commands in an error's remedy get those of the
 /// `typed` flags that they take.
@@ -436,19 +410,8 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         #[cfg(feature = "debezium")]
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,
-        Command::Demo(args) => demo(args).await,
         Command::Completions(args) => completions::completions(args, Cli::documented()),
         Command::Man(args) => completions::man(args, Cli::documented()),
-    }
-}
-
-async fn demo(args: &DemoArgs) -> Outcome {
-    let report = demo::run(&args.options).await?;
-    print(&args.output.line(&report, report.to_string().trim_end())?)?;
-    if report.verified {
-        Ok(())
-    } else {
-        Err(Error::new(Kind::NotVerified, report.summary()).into())
     }
 }
 
@@ -615,7 +578,6 @@ mod tests {
             &["walrelay", "status", "--max-lag-seconds", "-1"],
             &["walrelay", "completions", "tcsh"],
             &["walrelay", "status", "--max-lag-bytes", "1.5"],
-            &["walrelay", "demo", "--writers", "0"],
             &["walrelay", "run", "--password", "x"],
             &["walrelay", "replay"],
             &["walrelay", "replay", "--until", "1h", "--dry-run"],
@@ -907,7 +869,11 @@ mod tests {
             assert_eq!(with_flags(next, &flags).to_string(), expected);
         }
         assert_eq!(
-            with_flags(NextCommand::new("status"), &flags_of(&["walrelay", "demo"])).to_string(),
+            with_flags(
+                NextCommand::new("status"),
+                &flags_of(&["walrelay", "man", "m"])
+            )
+            .to_string(),
             "walrelay status"
         );
     }

@@ -89,8 +89,9 @@ pub(crate) enum Form {
     Yaml,
 }
 
+/// The flags of a command that has a result.
 #[derive(Debug, Clone, Copy, Default, Args)]
-pub(crate) struct Output {
+pub struct Output {
     /// The form of the result. With json or yaml an error is one such object
     #[arg(
         long = "output",
@@ -99,10 +100,10 @@ pub(crate) struct Output {
         default_value = "table",
         default_value_if("json", ArgPredicate::IsPresent, "json")
     )]
-    pub form: Form,
+    pub(crate) form: Form,
     /// Short for --output json
     #[arg(long, conflicts_with = "form")]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 impl Output {
@@ -122,7 +123,10 @@ impl Output {
 
     /// `value` on one line of JSON or as one YAML document, so that others can follow; for people
     /// `text` with a line end.
-    pub(crate) fn line(self, value: &impl Serialize, text: &str) -> Result<String, Error> {
+    ///
+    /// # Errors
+    /// [`Kind::Bug`] where `value` has no such form.
+    pub fn line(self, value: &impl Serialize, text: &str) -> Result<String, Error> {
         match self.form {
             Form::Table => Ok(format!("{text}\n")),
             Form::Json => Ok(json_line(value)? + "\n"),

@@ -32,7 +32,7 @@ pub struct StopSignal(watch::Receiver<Asked>);
 pub struct Stopper(watch::Sender<Asked>);
 
 /// A pair: the first requests stops, and the second hears of them.
-pub(crate) fn stop_channel() -> (Stopper, StopSignal) {
+pub fn stop_channel() -> (Stopper, StopSignal) {
     let (sender, receiver) = watch::channel(Asked {
         stop: Stop::No,
         since: None,
@@ -70,7 +70,7 @@ impl StopSignal {
     }
 
     /// Waits until at least `stop` is asked. Safe to cancel.
-    pub(crate) async fn at_least(&mut self, stop: Stop) {
+    pub async fn at_least(&mut self, stop: Stop) {
         if self.0.wait_for(|asked| asked.stop >= stop).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -86,7 +86,10 @@ const HANGUP: &str = "SIGHUP";
 ///
 /// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's
 /// handler would end that. Where the system does not tell, SIGHUP does what it did without us.
-pub(crate) fn on_signals() -> Result<StopSignal> {
+///
+/// # Errors
+/// [`Kind::Bug`] where the system has no signals for this process.
+pub fn on_signals() -> Result<StopSignal> {
     let (stopper, stop_signal) = stop_channel();
     let listen = |kind| {
         signal(kind)

@@ -24,7 +24,6 @@ pub(crate) use connection::other_cluster;
 pub use kafka::KafkaSink;
 pub(crate) use kafka::native::linked_libraries;
 pub use kafka::options::Transactional;
-pub(crate) use kafka::partitions::{hash, partition};
 pub use kafka::producer::Producer;
 pub(crate) use null::NullSink;
 pub use stdout::StdoutSink;

@@ -12,7 +12,7 @@ mod runbook;
 mod slot;
 
 use tokio_postgres::Row;
-use walrelay::demo::verify::{Committed, Findings};
+use walrelay_lab::verify::{Committed, Findings};
 
 use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::{Kafka, Postgres};

@@ -1,11 +1,12 @@
-//! P2, P3: `walrelay demo` on brokers of the user.
+//! P2, P3: the demo on brokers of the user. `crates/lab/tests` runs its program.
 
 use std::time::Duration;
 
 use rdkafka::consumer::Consumer as _;
 use serde_json::Value;
+use tokio::runtime::Runtime;
+use walrelay_lab::demo::{DemoRun, run};
 
-use crate::support::relay::RelayCommand;
 use crate::support::servers::Kafka;
 use crate::support::topic;
 use crate::support::wait::eventually;
@@ -14,17 +15,21 @@ use crate::support::world::ARRIVAL;
 #[test]
 fn the_demo_verifies_a_run_on_named_brokers_and_deletes_its_topics() {
     let brokers = Kafka::shared().brokers();
-    let seed = fastrand::u32(..).to_string();
-    let demo = RelayCommand::new("demo")
-        .option("--brokers", brokers)
-        .option("--seed", &seed)
-        .flag("--json");
-    let report = demo
-        .option("--seconds", "1")
-        .option("--writers", "3")
-        .option("--rate", "200")
-        .succeed();
-    let report: Value = serde_json::from_str(&report).unwrap();
+    let seed = fastrand::u32(..);
+    let options = DemoRun {
+        seconds: 1,
+        writers: 3,
+        aggregates: 100,
+        rate: 200,
+        brokers: Some(brokers.to_owned()),
+        postgres_bin: None,
+        seed: Some(seed.into()),
+    };
+    let report = Runtime::new()
+        .unwrap()
+        .block_on(run(&options, std::future::pending()))
+        .unwrap();
+    let report: Value = serde_json::to_value(report).unwrap();
     assert_eq!(
         (&report["verified"], &report["broker"]),
         (&true.into(), &"named".into()),

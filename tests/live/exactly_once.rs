@@ -7,8 +7,8 @@ mod table;
 
 use std::time::Duration;
 
-use walrelay::demo::verify::Findings;
 use walrelay_core::failpoint::{POINTS, TRANSACTION_POINTS};
+use walrelay_lab::verify::Findings;
 
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::Value;
-use walrelay::demo::verify::{Committed, Findings};
+use walrelay_lab::verify::{Committed, Findings};
 
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::from_environment;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
-use walrelay::demo::process::Guardian;
+use walrelay_lab::process::Guardian;
 
 struct Run {
     guardian: Mutex<Guardian>,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use walrelay::demo::process::{memory_bytes, send_signal};
+use walrelay_lab::process::{memory_bytes, send_signal};
 
 use super::{guardian, wait};
 

@@ -12,8 +12,10 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
-use walrelay::demo::verify::{Delivered, fingerprint};
+use rdkafka::{Offset, TopicPartitionList};
+use walrelay_lab::kafka;
+pub(crate) use walrelay_lab::kafka::close;
+use walrelay_lab::verify::{Delivered, fingerprint};
 
 use super::wait::{self, LIMIT};
 
@@ -86,20 +88,7 @@ pub(crate) fn delivered(
 }
 
 pub(crate) fn consumer(brokers: &str) -> BaseConsumer {
-    let mut config = ClientConfig::new();
-    config
-        .set("bootstrap.servers", brokers)
-        .set("group.id", "walrelay-tests")
-        .set("enable.auto.commit", "false");
-    config
-        .set("log_level", "0")
-        .set("enable.partition.eof", "true")
-        .set("allow.auto.create.topics", "false");
-    // librdkafka's default, which differs from that of other clients.
-    config.set("isolation.level", "read_committed");
-    // Finds a restarted broker immediately.
-    config.set("reconnect.backoff.max.ms", "200");
-    config.create().expect("a consumer")
+    kafka::consumer(brokers).expect("a consumer")
 }
 
 /// Idle clients for reuse, which already know their brokers.
@@ -181,12 +170,6 @@ fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)
         .iter()
         .map(|partition| of(partition.id()))
         .collect()
-}
-
-/// Drops a client in a thread of its own: librdkafka's threads sometimes do not end, and a test
-/// must not wait for them.
-pub(crate) fn close(client: impl Send + 'static) {
-    std::thread::spawn(move || drop(client));
 }
 
 /// The partitions of the topic with their first offsets and the offsets after their last ones.
@@ -303,14 +286,6 @@ fn record(message: &BorrowedMessage<'_>) -> Record {
     }
 }
 
-fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
-    let mut config = ClientConfig::new();
-    config
-        .set("bootstrap.servers", brokers)
-        .set("log_level", "0");
-    config.create().expect("an admin client")
-}
-
 /// The answer to an administrative request. A client that found no broker is replaced by another.
 fn answered<T>(
     brokers: &str,
@@ -322,7 +297,7 @@ fn answered<T>(
         .expect("a runtime");
     let mut last = None;
     let answer = wait::until(ADMIN_PATIENCE, || {
-        let admin = admin(brokers);
+        let admin = kafka::admin(brokers).expect("an admin client");
         let answer =
             runtime.block_on(async { tokio::time::timeout(PATIENCE, request(&admin)).await });
         close(admin);

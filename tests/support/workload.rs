@@ -1,10 +1,10 @@
-//! The writers of `walrelay demo`, for threads without a runtime.
+//! The writers of the lab, for threads without a runtime.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use walrelay::demo::workload::{self, Settings};
+use walrelay_lab::workload::{self, Settings};
 
 use super::seed::{Witness, from_environment, seed};
 use super::sql;

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio_postgres::Row;
-use walrelay::demo::verify::{Committed, Findings, Topics, fingerprint, verify};
-use walrelay::demo::workload::SCHEMA;
+use walrelay_lab::verify::{Committed, Findings, Topics, fingerprint, verify};
+use walrelay_lab::workload::SCHEMA;
 
 use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};

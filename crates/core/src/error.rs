@@ -71,7 +71,7 @@ pub enum Kind {
     ShutdownTimeout,
     /// `status`: the slot exists and is unhealthy.
     Unhealthy,
-    /// `demo`: the run did not verify. `verify`: outbox and topics differ.
+    /// `walrelay-demo`: the run did not verify. `verify`: outbox and topics differ.
     NotVerified,
     /// `config import`: a setting was not carried over that changes, or may change, what consumers
     /// see.

@@ -36,10 +36,6 @@ pub type CheckProperty<'a> = &'a dyn Fn(&str, &str) -> Result<()>;
 /// What consumers have to expect of an option that was not carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(
-    clippy::enum_variant_names,
-    reason = "`config import` prints the names"
-)]
 pub enum Effect {
     /// Records are other than they were.
     Differs,

@@ -184,16 +184,6 @@ impl Options {
         })
     }
 
-    /// The same for a reader that hears of each record at once, also from librdkafka's mock broker,
-    /// which tells of a new one only when the wait of a fetch is over. It asks each broker up to
-    /// 100 times a second.
-    pub(crate) fn impatient(mut self) -> Options {
-        self.client
-            .set("fetch.wait.max.ms", "10")
-            .set("fetch.error.backoff.ms", "20");
-        self
-    }
-
     /// The error where librdkafka cannot make a client of these options.
     pub(super) fn creation_error(&self, error: &KafkaError) -> Error {
         // The library's own text for a property holds its value.

@@ -656,14 +656,6 @@ impl TopicAdmin {
             .unwrap_or_else(|| Err(no_answer(topic)))
     }
 
-    /// Creates topics with so many partitions each, and as many replicas as the brokers give a
-    /// topic by default.
-    pub(crate) fn create_all(&self, topics: &[&str], partitions: i32) -> Result<()> {
-        self.ask_to_create(&by_default(topics, partitions), false)
-            .into_iter()
-            .try_for_each(|created| created.map(drop))
-    }
-
     /// Whether the brokers would create each of these topics for this client, with their defaults.
     /// Creates nothing.
     pub(crate) fn may_create(&self, topics: &[&str]) -> Vec<Result<()>> {
@@ -697,17 +689,6 @@ impl TopicAdmin {
                 .unwrap_or_else(|| Err(no_answer(topic)))
         };
         new.iter().map(|topic| answer(topic.name)).collect()
-    }
-
-    /// Deletes topics. A topic that does not exist is no error.
-    pub(crate) fn delete(&self, topics: &[&str]) -> Result<()> {
-        let options = admin_options().operation_timeout(Some(ADMIN_TIMEOUT));
-        let deleted = Handle::current().block_on(self.0.delete_topics(topics, &options));
-        let deleted = deleted.map_err(|error| faults::explain(code(&error), Subject::default()))?;
-        deleted.into_iter().try_for_each(|deleted| match deleted {
-            Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)) => Ok(()),
-            Err((topic, code)) => Err(about(&topic, code)),
-        })
     }
 
     /// A setting of a topic, or why it is not known. Without the id of a `broker` the controller is

@@ -1,7 +1,7 @@
 //! P12: tables of which nothing tells rows apart, and tables that have rows in common: nothing is
 //! written to them.
 
-use walrelay::demo::verify::Findings;
+use walrelay_lab::verify::Findings;
 
 use super::{COLUMNS, EXIT, KEYLESS, MARK, Orders, TABLE};
 use crate::live::remedies::statements;

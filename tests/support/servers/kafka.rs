@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::Consumer;
 use rdkafka::metadata::Metadata;
 
 use super::{directory, free_port, logs_to, missing};
@@ -483,12 +482,7 @@ pub(super) fn copy_formatted(node: i32, to: &Path) {
 /// The metadata of the brokers, with that of a topic if one is given; none without an answer in
 /// time.
 pub(super) fn metadata(brokers: &str, of: Option<&str>, patience: Duration) -> Option<Metadata> {
-    let mut config = ClientConfig::new();
-    config
-        .set("bootstrap.servers", brokers)
-        .set("log_level", "0")
-        .set("allow.auto.create.topics", "false");
-    let consumer: BaseConsumer = config.create().ok()?;
+    let consumer = topic::consumer(brokers);
     let metadata = consumer.fetch_metadata(of, patience).ok();
     topic::close(consumer);
     metadata
@@ -564,6 +558,7 @@ fn configuration(
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::ClientConfig;
     use rdkafka::message::DeliveryResult;
     use rdkafka::producer::{BaseProducer, BaseRecord, ProducerContext};
 

@@ -6,10 +6,8 @@ pub(crate) mod kafka;
 pub(crate) mod postgres;
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 pub(crate) use cluster::Cluster;
 pub(crate) use kafka::Kafka;
@@ -25,33 +23,9 @@ fn directory() -> PathBuf {
     }
 }
 
-/// The lowest port of [`free_port`].
-const LOWEST_PORT: u16 = 10_000;
-
-/// A loopback port without a listener. It is below the kernel's range for outgoing connections, and
-/// no call returns it twice: nothing else uses the port before the caller does.
 #[track_caller]
 pub(crate) fn free_port() -> u16 {
-    static BEYOND: LazyLock<u16> = LazyLock::new(|| {
-        let range =
-            std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-        range
-            .split_whitespace()
-            .next()
-            .and_then(|first| first.parse().ok())
-            .unwrap_or(32_768)
-    });
-    // Random: runs at the same time use different ports.
-    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
-    let count = BEYOND.saturating_sub(LOWEST_PORT);
-    for _ in 0..count {
-        let port = LOWEST_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % count;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-    // The kernel's range begins below the lowest port.
-    walrelay::demo::postgres::free_port().expect("a free port")
+    walrelay_lab::process::free_port().expect("a free port")
 }
 
 /// The log files of the servers of this run, by address.

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use walrelay::demo::PrivatePostgres;
-use walrelay::demo::postgres::{OsUser, Settings};
+use walrelay_lab::postgres::{OsUser, PrivatePostgres, Settings};
 
 use super::{directory, logs_to, missing};
 use crate::support::certificates::Identity;

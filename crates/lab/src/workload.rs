@@ -18,9 +18,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_postgres::{Client, Statement};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::postgres::connect;
-use super::verify::{Committed, fingerprint};
-use crate::postgres::fault::{self, While};
+use crate::postgres::{connect, failed};
+use crate::verify::{Committed, fingerprint};
 use walrelay_core::error::{Error, Kind, Result};
 
 /// The outbox table.
@@ -402,14 +401,10 @@ fn is_passing(error: &tokio_postgres::Error) -> bool {
         .is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
 }
 
-fn failed(doing: &str, error: &tokio_postgres::Error) -> Error {
-    fault::sql(While::Querying(doing), error)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::postgres::{PrivatePostgres, Settings as PostgresSettings};
+    use crate::postgres::{PrivatePostgres, Settings as PostgresSettings};
 
     #[tokio::test]
     async fn it_leaves_an_outbox_whose_versions_have_no_gaps_and_agree_with_the_counters() {

@@ -2,10 +2,7 @@
 //! Kafka, the relay between them, a reader, and a checker that trusts none of them.
 
 mod kafka;
-pub mod postgres;
-pub mod process;
-pub mod verify;
-pub mod workload;
+mod report;
 
 use std::fmt;
 use std::future::Future;
@@ -16,20 +13,19 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 use tokio_util::task::AbortOnDropHandle;
-
-pub use postgres::PrivatePostgres;
-
-use crate::config::Config;
-use crate::config::layers::{Environment, Settings};
-use crate::relay;
-use crate::relay::stop::{Stop, on_signals, stop_channel};
-use crate::telemetry::Telemetry;
-use kafka::{Broker, Consumer, ID_HEADER};
-use process::memory_bytes;
-use verify::Report;
+use walrelay::config::{Environment, Settings};
+use walrelay::relay;
+use walrelay::relay::stop::{Stop, stop_channel};
+use walrelay::telemetry::Telemetry;
 use walrelay_core::config::unit::parse_seconds;
 use walrelay_core::error::{Error, Kind, Result};
-use workload::{OUTBOX_TABLE, Workload};
+
+use crate::postgres::{self, PrivatePostgres};
+use crate::process::memory_bytes;
+use crate::verify;
+use crate::workload::{self, OUTBOX_TABLE, Workload};
+use kafka::{Broker, Consumer, ID_HEADER};
+pub use report::Report;
 
 const TYPES: [&str; 2] = ["order", "invoice"];
 const SLOT: &str = "demo";
@@ -44,7 +40,7 @@ const QUIET: Duration = Duration::from_secs(15);
 
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// The flags of `walrelay demo`.
+/// The flags of `walrelay-demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoRun {
     /// How long to write
@@ -78,14 +74,9 @@ fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| "write a duration of at most 1h, such as 20s".to_owned())
 }
 
-/// Runs the demo, and returns its outcome. Ctrl-C ends the run early and cleans up.
-pub(crate) async fn run(options: &DemoRun) -> Result<Report> {
-    let mut stop = on_signals()?;
-    Box::pin(report(options, stop.at_least(Stop::Drain))).await
-}
-
-/// Runs the demo until `interrupted` completes. A run that ended and did not verify is a report.
-async fn report(options: &DemoRun, interrupted: impl Future<Output = ()>) -> Result<Report> {
+/// Runs the demo, and returns its outcome. A run that ended and did not verify is a report. Once
+/// `interrupted` completes, it ends early and cleans up.
+pub async fn run(options: &DemoRun, interrupted: impl Future<Output = ()>) -> Result<Report> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     // Brokers that outlive the run may hold topics of others: each run has its own types, and so
     // its own topics.
@@ -95,7 +86,7 @@ async fn report(options: &DemoRun, interrupted: impl Future<Output = ()>) -> Res
     });
     let topics = types
         .iter()
-        .map(|kind| format!("{TOPIC_PREFIX}{kind}"))
+        .map(|kind| format!("{TOPIC_PREFIX}{kind}").into())
         .collect();
     let broker = Broker::new(options.brokers.as_deref(), topics)?;
     let load = workload::Settings {
@@ -151,11 +142,11 @@ async fn run_against(
         "Postgres {postgres} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"
     ));
     let consumer = Consumer::start(broker)?;
-    let config = configure(&server.conninfo(), &broker.brokers)?;
+    let settings = configure(&server.conninfo(), &broker.brokers)?;
     let (stopper, stop) = stop_channel();
     // Dropping the task abandons the relay where it is, as a crash does.
     let relay = Box::pin(relay::run(
-        config,
+        settings.config(false)?,
         Telemetry::new(Duration::from_secs(30)),
         stop,
     ));
@@ -246,7 +237,7 @@ async fn make_slot(client: &Client) -> Result<()> {
 ///
 /// The position is kept in Postgres: librdkafka's mock cluster has no admin interface to create a
 /// topic with.
-fn configure(conninfo: &str, brokers: &str) -> Result<Config> {
+fn configure(conninfo: &str, brokers: &str) -> Result<Settings> {
     let given = [
         ("database.url", conninfo),
         ("slot.name", SLOT),
@@ -261,7 +252,7 @@ fn configure(conninfo: &str, brokers: &str) -> Result<Config> {
         .into_iter()
         .map(|(key, text)| (key, text.to_owned()))
         .collect();
-    Settings::new(&flags, &Environment::new(), None)?.config(false)
+    Settings::new(&flags, &Environment::new(), None)
 }
 
 #[cfg(test)]
@@ -284,7 +275,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_run_whose_events_all_arrive_is_verified() {
-        let report = report(&options(), pending()).await.unwrap();
+        let report = run(&options(), pending()).await.unwrap();
         assert!(report.verified, "{report}");
         assert!(report.verdict.committed > 0, "{report}");
         assert!(report.verdict.commit_to_ack_p50_ms.is_some());
@@ -298,7 +289,7 @@ mod tests {
             ..options()
         };
         let started = Instant::now();
-        let error = report(&options, tokio::time::sleep(Duration::from_secs(3)))
+        let error = run(&options, tokio::time::sleep(Duration::from_secs(3)))
             .await
             .unwrap_err();
         assert_eq!(error.kind(), Kind::NotVerified);

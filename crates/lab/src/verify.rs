@@ -1,16 +1,12 @@
 //! Checks that every committed event arrived: once, whole, in order and in its place. Pure, and
 //! strict: doubt counts against the run. The caller stops the writers and reads the topics to their
 //! ends first: events that are committed between the two readings look lost, or like phantoms.
-//! [`Report`] has the outcome of a demo, as a table or as JSON.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
-
-use crate::sink::{hash, partition};
 
 /// A row of the outbox, which should arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -187,7 +183,7 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
         let place = topics
             .partitions
             .get(&row.topic)
-            .map(|count| partition(hash(row.aggregate.as_bytes()), *count));
+            .map(|count| partition(row.aggregate.as_bytes(), *count));
         let is_placed = record.topic == row.topic && place == Some(record.partition);
         if !is_placed {
             findings.misplaced.push(id.to_owned());
@@ -230,6 +226,29 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
     }
 }
 
+/// The partition where Java clients put a key: Murmur2, as `org.apache.kafka.common.utils.Utils`
+/// has it. The program's own is not asked: a fault in it is to be found.
+fn partition(key: &[u8], count: i32) -> i32 {
+    const SEED: u32 = 0x9747_b28c;
+    const FACTOR: u32 = 0x5bd1_e995;
+    let mut hash = SEED ^ key.len() as u32;
+    for word in key.chunks(4) {
+        let number = word
+            .iter()
+            .rev()
+            .fold(0, |number: u32, byte| number << 8 | u32::from(*byte));
+        if word.len() < 4 {
+            hash = (hash ^ number).wrapping_mul(FACTOR);
+        } else {
+            let mixed = number.wrapping_mul(FACTOR);
+            hash = hash.wrapping_mul(FACTOR) ^ (mixed ^ mixed >> 24).wrapping_mul(FACTOR);
+        }
+    }
+    hash = (hash ^ hash >> 13).wrapping_mul(FACTOR);
+    let positive = (hash ^ hash >> 15) & 0x7fff_ffff;
+    positive.cast_signed().checked_rem(count).unwrap_or(0)
+}
+
 /// Offsets below the ends that nobody read. `records` is sorted.
 fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     let mut read: BTreeMap<(&str, i32), HashSet<i64>> = BTreeMap::new();
@@ -245,128 +264,8 @@ fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     missing.sum()
 }
 
-const EXAMPLES_OF_EACH: usize = 3;
-
 fn count<T, S: Serializer>(list: &[T], serializer: S) -> Result<S::Ok, S::Error> {
     list.len().serialize(serializer)
-}
-
-/// The outcome of one run.
-#[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Report {
-    /// Whether every committed event arrived once, whole, in order and in its place.
-    pub verified: bool,
-    /// Seconds the writers wrote.
-    pub seconds: f64,
-    /// Seed of the workload.
-    pub seed: u64,
-    /// Major version of Postgres.
-    pub postgres: u32,
-    /// `mock` or `named`.
-    pub broker: &'static str,
-    #[serde(flatten)]
-    pub(super) verdict: Verdict,
-    /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is
-    /// one, mock broker.
-    pub peak_memory_bytes: Option<u64>,
-    pub(super) examples: Vec<String>,
-}
-
-impl Report {
-    /// The fields that follow from the verdict; the rest is empty.
-    pub(super) fn new(verdict: Verdict) -> Self {
-        // A run in which nothing was committed shows nothing.
-        let verified = verdict.findings == Findings::default() && verdict.committed > 0;
-        Report {
-            verified,
-            examples: verdict.findings.examples(EXAMPLES_OF_EACH),
-            verdict,
-            ..Report::default()
-        }
-    }
-
-    /// The sentence for the error of a run that did not verify.
-    pub(crate) fn summary(&self) -> String {
-        let Verdict {
-            committed,
-            delivered,
-            ..
-        } = self.verdict;
-        if committed == 0 {
-            return "nothing was committed, so nothing was shown".to_owned();
-        }
-        let first = self
-            .examples
-            .first()
-            .map(|example| format!("; first: {example}"))
-            .unwrap_or_default();
-        format!("{delivered} of {committed} events arrived, and not all as they should{first}")
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = |value: Option<f64>| {
-            value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"))
-        };
-        let memory = self.peak_memory_bytes.map_or_else(
-            || "unknown".to_owned(),
-            |bytes| format!("{} MiB", bytes >> 20),
-        );
-        let Verdict {
-            committed,
-            delivered,
-            findings: of,
-            ..
-        } = &self.verdict;
-        let mut rows = vec![
-            ("committed", committed.to_string()),
-            ("delivered", delivered.to_string()),
-            ("lost", of.lost.len().to_string()),
-            ("duplicated", of.duplicates.to_string()),
-            ("out of order", of.out_of_order.len().to_string()),
-        ];
-        let phantom = of.phantom.len();
-        let misplaced = of.misplaced.len();
-        let altered = of.altered.len();
-        let rare = [
-            ("phantom", phantom),
-            ("wrong partition", misplaced),
-            ("altered", altered),
-            ("unread", of.unread),
-        ];
-        let rare = rare.into_iter().filter(|(_, count)| *count > 0);
-        rows.extend(rare.map(|(name, count)| (name, count.to_string())));
-        rows.extend([
-            (
-                "commit to reader, p50",
-                millis(self.verdict.commit_to_ack_p50_ms),
-            ),
-            (
-                "commit to reader, p99",
-                millis(self.verdict.commit_to_ack_p99_ms),
-            ),
-            ("peak memory", memory),
-            (
-                "verified",
-                if self.verified { "yes" } else { "NO" }.to_owned(),
-            ),
-        ]);
-        let name_width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        let value_width = rows.iter().map(|(_, value)| value.len()).max().unwrap_or(0);
-        for (name, value) in &rows {
-            let note = match (*name, self.broker) {
-                ("peak memory", "mock") => "  whole process, mock Kafka included",
-                ("peak memory", _) => "  whole process",
-                _ => "",
-            };
-            writeln!(f, "{name:<name_width$}  {value:>value_width$}{note}")?;
-        }
-        for example in &self.examples {
-            writeln!(f, "  {example}")?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -400,7 +299,7 @@ mod tests {
             .partitions
             .insert("outbox.event.order".into(), PARTITIONS);
         for row in rows {
-            let partition = partition(hash(row.aggregate.as_bytes()), PARTITIONS);
+            let partition = partition(row.aggregate.as_bytes(), PARTITIONS);
             let end = topics
                 .ends
                 .entry((row.topic.clone(), partition))
@@ -560,50 +459,19 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_an_aligned_table_or_json_and_nothing_committed_is_not_verified() {
-        let verdict = Verdict {
-            committed: 20_000,
-            delivered: 20_000,
-            ..Verdict::default()
-        };
-        let report = Report {
-            peak_memory_bytes: Some(64 << 20),
-            ..Report::new(verdict)
-        };
-        assert!(report.verified);
-        let text = report.to_string();
-        let value_ends: Vec<_> = text
-            .lines()
-            .map(|line| line.split("  whole").next().unwrap().len())
-            .collect();
-        assert!(
-            value_ends.iter().all(|end| *end == value_ends[0]),
-            "{value_ends:?}\n{text}"
-        );
-        assert!(
-            text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"),
-            "{text}"
-        );
-        assert!(
-            !text.contains("phantom") && text.contains("64 MiB"),
-            "{text}"
-        );
-        let nothing = Report::new(Verdict::default());
-        assert!(!nothing.verified && nothing.summary().contains("nothing was committed"));
-        let findings = Findings {
-            lost: vec![String::new(); 3],
-            ..Findings::default()
-        };
-        let json = serde_json::to_value(Report::new(Verdict {
-            committed: 10,
-            findings,
-            ..Verdict::default()
-        }))
-        .unwrap();
-        assert_eq!(
-            (&json["committed"], &json["lost"], &json["verified"]),
-            (&10.into(), &3.into(), &false.into())
-        );
-        assert!(json["commit_to_ack_p99_ms"].is_null());
+    fn keys_are_where_java_clients_put_them() {
+        // Hashes that Java's `Utils.murmur2` has given.
+        for (key, hash) in [
+            ("21", -973_932_308),
+            ("foobar", -790_332_482),
+            ("abc", 479_470_107),
+            ("", 275_646_681),
+        ] {
+            assert_eq!(
+                partition(key.as_bytes(), 1_000),
+                (hash & 0x7fff_ffff) % 1_000,
+                "{key:?}"
+            );
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Processes that this one starts: their guardian, signals, and memory.
+//! Processes that this one starts: their guardian, signals, memory, and ports.
 //!
 //! The guardian is a shell that outlives this process, to stop what this process started and to
 //! remove its directory. The shell reads process ids from a pipe. The kernel closes our end of the
@@ -7,9 +7,12 @@
 
 use std::fs;
 use std::io::{self, Write as _};
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// `QUIT` lets Postgres give its shared memory back. All processes together have five seconds until
 /// they are killed. A server with a guardian of its own may still write into the directory, so its
@@ -118,6 +121,32 @@ pub fn memory_bytes(pid: u32, field: &str) -> Option<u64> {
         .parse::<u64>()
         .ok()?
         .checked_mul(1024)
+}
+
+/// The lowest port of [`free_port`].
+const LOWEST_PORT: u16 = 10_000;
+
+/// A loopback port without a listener. It is below the kernel's range for outgoing connections, and
+/// no call returns it twice: nothing else uses the port before the caller does, or while its server
+/// restarts.
+pub fn free_port() -> io::Result<u16> {
+    static COUNT: LazyLock<u16> = LazyLock::new(|| {
+        const USUAL: u16 = 32_768;
+        let range =
+            fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        let first = range
+            .split_whitespace()
+            .next()
+            .and_then(|first| first.parse().ok());
+        first.filter(|first| *first > LOWEST_PORT).unwrap_or(USUAL) - LOWEST_PORT
+    });
+    // Random: runs at the same time use different ports.
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
+    let port = |_| LOWEST_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % *COUNT;
+    let found = (0..*COUNT)
+        .map(port)
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no loopback port is free"))
 }
 
 #[cfg(test)]

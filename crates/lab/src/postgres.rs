@@ -4,12 +4,10 @@
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,9 +15,8 @@ use rustix::fs::OFlags;
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 
-use super::process::{Guardian, send_signal};
-use crate::postgres::fault::{self, While};
-use walrelay_core::error::{Error, Kind, Result};
+use crate::process::{Guardian, free_port, send_signal};
+use walrelay_core::error::{Error, Kind, Result, with_causes};
 
 /// The superuser, and the database everything happens in.
 pub const USER: &str = "postgres";
@@ -262,7 +259,7 @@ impl PrivatePostgres {
     /// The same for `tokio_postgres`.
     pub(crate) fn client_config(&self) -> Result<tokio_postgres::Config> {
         let config = format!("{} connect_timeout=5", self.conninfo()).parse();
-        config.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))
+        config.map_err(|error| failed("connecting", &error))
     }
 
     /// An SQL session as superuser; its connection runs on a task of its own and ends with the
@@ -456,15 +453,24 @@ impl Drop for PrivatePostgres {
 }
 
 /// An SQL session; its connection runs on a task of its own and ends with the client.
-pub(super) async fn connect(config: &tokio_postgres::Config) -> Result<Client> {
+pub(crate) async fn connect(config: &tokio_postgres::Config) -> Result<Client> {
     let connected = config.connect(NoTls).await;
-    let (client, connection) =
-        connected.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))?;
+    let (client, connection) = connected.map_err(|error| failed("connecting", &error))?;
     tokio::spawn(async move {
         // Whoever uses the client gets the same error.
         drop(connection.await);
     });
     Ok(client)
+}
+
+/// The error of a session while it was `doing`.
+pub(crate) fn failed(doing: &str, error: &tokio_postgres::Error) -> Error {
+    let kind = if error.as_db_error().is_some() {
+        Kind::PostgresRefused
+    } else {
+        Kind::PostgresUnreachable
+    };
+    Error::new(kind, format!("{doing}: {}", with_causes(error)))
 }
 
 fn not_running() -> Error {
@@ -577,22 +583,6 @@ fn usual_places() -> Vec<PathBuf> {
         .flatten()
         .flatten();
     entries.map(|entry| entry.path().join("bin")).collect()
-}
-
-/// A loopback port nobody listens on, below the range the kernel hands out to connecting sockets. A
-/// client could take a port of that range while its server restarts.
-pub fn free_port() -> io::Result<u16> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    const FIRST: u16 = 14_000;
-    const COUNT: u16 = 16_000;
-    // Processes that begin together have neighbouring ids, and are to look in different places.
-    const APART: u32 = 401;
-    let start = (std::process::id().wrapping_mul(APART) % u32::from(COUNT)) as u16;
-    let port = |_| FIRST + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
-    let mut ports = (0..COUNT).map(port);
-    ports
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no loopback port is free"))
 }
 
 fn random_password() -> io::Result<String> {
