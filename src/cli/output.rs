@@ -730,7 +730,13 @@ mod tests {
     #[test]
     fn toml_means_the_same_before_and_after_it_is_made_printable() {
         let hostile = "a\u{1b}\u{7f}\u{9b}\u{202e}\u{feff}";
-        let toml = format!("a = {}", printable(&serde_json::Value::from(hostile).to_string()));
-        assert_eq!(toml.parse::<toml::Table>().unwrap()["a"].as_str(), Some(hostile));
+        let toml = format!(
+            "a = {}",
+            printable(&serde_json::Value::from(hostile).to_string())
+        );
+        assert_eq!(
+            toml.parse::<toml::Table>().unwrap()["a"].as_str(),
+            Some(hostile)
+        );
     }
 }

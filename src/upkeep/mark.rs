@@ -289,8 +289,8 @@ impl Marker {
             tracing::debug!(attempt, error = %failed.error(), "another session was in the way; \
                 trying again");
             tokio::time::sleep(pause).await;
-            attempt = attempt + 1;
-            pause = pause * 2;
+            attempt += 1;
+            pause *= 2;
         }
     }
 

@@ -668,7 +668,7 @@ mod tests {
     #[test]
     fn parked_events_of_an_outbox_that_is_not_configured_are_refused() {
         let slot: SlotName = "shop".parse().unwrap();
-        let outboxes: _ = [OutboxConfig::default()];
+        let outboxes = [OutboxConfig::default()];
         let left = |outbox: &str, count| Left {
             outbox: outbox.to_owned(),
             key_by: None,

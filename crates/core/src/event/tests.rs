@@ -122,7 +122,10 @@ fn what_each_major_sent_comes_to_what_it_did() {
             std::fs::write(&snapshot, &text).unwrap();
         }
         let expected = std::fs::read_to_string(&snapshot).unwrap();
-        assert_eq!(text, expected, "{name}; WALRELAY_TEST_UPDATE=1 writes {snapshot}");
+        assert_eq!(
+            text, expected,
+            "{name}; WALRELAY_TEST_UPDATE=1 writes {snapshot}"
+        );
     }
 }
 
