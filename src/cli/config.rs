@@ -268,7 +268,11 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     warnings.extend(weaknesses.map(|weakness| format!("Postgres: {weakness}")));
     warnings.dedup();
     warnings.extend(unverified(config));
-    let unencrypted = unencrypted(&config.kafka);
+    let unencrypted = if config.sink.kind == SinkKind::Kafka {
+        unencrypted(&config.kafka)
+    } else {
+        Vec::new()
+    };
     if let Some(broker) = unencrypted.first() {
         warnings.push(format!(
             "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see \

@@ -544,7 +544,16 @@ fn existing(path: &str, value: &DeValue<'_>) -> String {
         .filter(|(of, _)| *of == table)
         .map(|(_, name)| name)
         .collect();
-    format!("[{table}] has {}", known.join(", "))
+    let has = format!("[{table}] has {}", known.join(", "));
+    let name = path.rsplit_once('.').map_or(path, |(_, name)| name);
+    let elsewhere = KEYS
+        .iter()
+        .map(Key::parts)
+        .find(|(_, other)| *other == name);
+    match elsewhere {
+        Some((other, _)) => format!("{name} is a key of [{other}]; {has}"),
+        None => has,
+    }
 }
 
 fn model_of(table: DeTable<'_>) -> std::result::Result<Model, toml::de::Error> {

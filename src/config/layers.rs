@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, Http, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkConfig,
-    Slot, StateConfig, StoreKind, StreamConfig, how_to_set,
+    Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, OnLoss, PollConfig, Shutdown,
+    SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, how_to_set,
 };
 use super::otel::{self, OtelConfig, otel};
 use super::sink_kind::SinkKind;
@@ -682,6 +682,16 @@ fn validate_topics(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// The variable of another table with the same key, for a sentence about an unknown one.
+fn meant(variable: &str) -> String {
+    let is_alike = |key: &&Key| {
+        let (_, name) = key.parts();
+        variable.ends_with(&format!("_{}", name.to_ascii_uppercase())) && name.contains('_')
+    };
+    let alike = KEYS.iter().find(is_alike);
+    alike.map_or_else(String::new, |key| format!("; there is {}", key.variable()))
+}
+
 fn warnings(
     environment: &Environment,
     file: Option<&ConfigFile>,
@@ -708,7 +718,7 @@ fn warnings(
     };
     let unknown = environment.keys().filter(is_unknown);
     let mut warnings: Vec<_> = unknown
-        .map(|name| format!("{name} is set and means nothing to walrelay"))
+        .map(|name| format!("{name} is set and means nothing to walrelay{}", meant(name)))
         .collect();
     let url = |key| {
         base.get(key)
@@ -1016,13 +1026,18 @@ mod tests {
     fn an_unknown_variable_causes_a_warning_and_one_of_kubernetes_does_not() {
         let set = environment(&[
             ("WALRELAY_SLOTT", "x"),
+            ("WALRELAY_KAFKA_MAX_IN_FLIGHT_BYTES", "x"),
             ("WALRELAY_PORT_80_TCP", "x"),
             ("WALRELAY_CONFIG", "x"),
         ]);
         let settings = Settings::new(&Flags::new(), &set, None).unwrap();
         assert_eq!(
             settings.warnings(),
-            ["WALRELAY_SLOTT is set and means nothing to walrelay"]
+            [
+                "WALRELAY_KAFKA_MAX_IN_FLIGHT_BYTES is set and means nothing to walrelay; there is \
+                 WALRELAY_SINK_MAX_IN_FLIGHT_BYTES",
+                "WALRELAY_SLOTT is set and means nothing to walrelay",
+            ]
         );
     }
 

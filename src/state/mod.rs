@@ -44,7 +44,7 @@ pub(crate) struct Stored {
     pub message_prefixes: Vec<String>,
     /// The id of the cluster that has the events; none where its brokers did not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[serde(alias = "kafka_cluster")]
+    #[serde(rename = "kafka_cluster")]
     pub cluster_id: Option<String>,
     /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@
 //! | [`outbox`] | every key of one outbox, and what follows from the keys |
 //! | [`delivery`] | every key of `[delivery]` |
 //! | [`draft`] | files that commands draft |
-//! | [`text`], [`unit`] | what a text and a number may be |
+//! | [`text`], [`mod@unit`] | what a text and a number may be |
 //! | [`name`] | names of slots and tables, and SQL |
 
 pub mod delivery;
