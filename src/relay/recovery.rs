@@ -10,11 +10,14 @@ use crate::source::preflight::{self, Facts};
 use crate::source::row_key::NEEDS_KEY;
 use crate::state::check::{Gap, SlotNow, gap, known, same_cluster};
 use crate::state::{CatchUp, Rows, Stored};
-use walrelay_core::config::{CopiedRows, OutboxConfig};
+use walrelay_core::config::{CopiedRows, OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::ledger::trail::Published;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, Position, ServerIdentity};
+
+const UNKNOWN_ROWS: &str =
+    "the stored position does not tell which rows of the table were published";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TableReason {
@@ -44,6 +47,28 @@ enum SlotIs {
     There,
 }
 
+impl SlotIs {
+    fn of(facts: &Facts) -> SlotIs {
+        let Some(slot) = &facts.slot else {
+            return SlotIs::Missing;
+        };
+        match slot.lost() {
+            Some(reason) => SlotIs::Lost(reason.to_owned()),
+            None => SlotIs::There,
+        }
+    }
+
+    fn described(&self, name: &SlotName) -> String {
+        match self {
+            SlotIs::Missing => format!("there is no replication slot {name} on this server"),
+            SlotIs::Lost(reason) => format!("slot {name} is lost ({reason})"),
+            SlotIs::There => {
+                format!("slot {name} exists, and rows from before it must be published")
+            }
+        }
+    }
+}
+
 /// A slot is to be created, and these rows are to be read first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RecoveryPlan {
@@ -56,6 +81,19 @@ pub(super) struct RecoveryPlan {
     pub(super) notes: Vec<String>,
 }
 
+impl RecoveryPlan {
+    /// A plan where no published rows are known.
+    fn from_nothing(rows: Rows, cause: String) -> RecoveryPlan {
+        RecoveryPlan {
+            rows,
+            published: None,
+            finishes: false,
+            cause,
+            notes: Vec::new(),
+        }
+    }
+}
+
 /// The stored position, and the facts of server and slot.
 #[derive(Clone, Copy)]
 pub(super) struct Found<'a> {
@@ -66,6 +104,50 @@ pub(super) struct Found<'a> {
     pub(super) history: &'a [TimelineSwitch],
 }
 
+impl Found<'_> {
+    /// The result of [`gap`] for this state of the slot.
+    fn gap_of_slot(self, now: &ServerIdentity, is: &SlotIs) -> Result<Option<Gap>> {
+        let Some(stored) = self.loaded else {
+            return Ok(None);
+        };
+        if *is == SlotIs::There {
+            return gap(stored, now, self.slot, self.facts.wal_end, self.history);
+        }
+        // The confirmed LSN of a slot that is gone does not matter.
+        let gone = SlotNow {
+            confirmed_flush: Lsn::ZERO,
+            ..self.slot.clone()
+        };
+        gap(stored, now, &gone, self.facts.wal_end, self.history)
+            // There is no position of a slot to take.
+            .map_err(|error| error.remedy(choices(self.config)))
+    }
+
+    /// The rows that are published on the server as it is `now`, where nothing of a slot or
+    /// publication matters; whose log it was, does.
+    fn published_without_slot(
+        self,
+        stored: &Stored,
+        now: &ServerIdentity,
+    ) -> Result<Option<Published>> {
+        let same = SlotNow {
+            confirmed_flush: Lsn::ZERO,
+            publication_oid: stored.publication_oid,
+            membership_oids: stored.membership_oids.clone(),
+            ..self.slot.clone()
+        };
+        let gap = match gap(stored, now, &same, self.facts.wal_end, self.history) {
+            // A condition over the rows holds on any server that has the table.
+            Err(_) if all_say_for_themselves(self.config) => None,
+            gap => gap.map_err(|error| error.remedy(choices(self.config)))?,
+        };
+        Ok(match gap {
+            Some(gap) => gap.published,
+            None => known(stored, now, self.history),
+        })
+    }
+}
+
 /// What to do about `slot`, given what is stored and how that fits (see
 /// [`crate::state::check::gap`]). Errors: a person has to choose; the remedy lists the choices.
 fn plan(
@@ -74,24 +156,9 @@ fn plan(
     slot: &SlotIs,
     gap: Result<Option<Gap>>,
 ) -> Result<RecoveryPlan> {
-    let name = &config.source.slot;
-    let found = match slot {
-        SlotIs::Missing => format!("there is no replication slot {name} on this server"),
-        SlotIs::Lost(reason) => format!("slot {name} is lost ({reason})"),
-        SlotIs::There => format!("slot {name} exists, and rows from before it must be published"),
-    };
+    let found = slot.described(&config.source.slot);
     if config.state.store == StoreKind::Slot {
-        let cause = format!("{found}, and state.store is slot: no record tells what was relayed");
-        let choices = format!(
-            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose \
-             with {}",
-            backlogs(config)
-        );
-        return Err(Error::new(Kind::SlotUnusable, cause).remedy(
-            Remedy::from("`")
-                .and(NextCommand::new("setup").option("slot", name))
-                .and(choices),
-        ));
+        return Err(without_record(config, &found));
     }
     let Some(stored) = loaded else {
         if matches!(slot, SlotIs::Lost(_)) && config.source.backlog.is_none() {
@@ -99,13 +166,7 @@ fn plan(
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }
         let cause = format!("{found}, and nothing was relayed before");
-        return Ok(RecoveryPlan {
-            rows: backlog(config),
-            published: None,
-            finishes: false,
-            cause,
-            notes: Vec::new(),
-        });
+        return Ok(RecoveryPlan::from_nothing(backlog(config), cause));
     };
     if config.state.adopt_slot {
         let rows = if config.source.backlog.is_some() {
@@ -113,17 +174,39 @@ fn plan(
         } else {
             Rows::None
         };
-        let notes =
-            vec!["accepted because of --adopt-slot: the stored position is discarded".to_owned()];
+        let note = "accepted because of --adopt-slot: the stored position is discarded";
         return Ok(RecoveryPlan {
-            rows,
-            published: None,
-            finishes: false,
-            cause: found,
-            notes,
+            notes: vec![note.to_owned()],
+            ..RecoveryPlan::from_nothing(rows, found)
         });
     }
-    let gap = gap?;
+    plan_after_stored(config, stored, slot, found, gap?)
+}
+
+/// The error where the slot alone keeps the position.
+fn without_record(config: &Config, found: &str) -> Error {
+    let cause = format!("{found}, and state.store is slot: no record tells what was relayed");
+    let choices = format!(
+        "` makes a slot that begins now; or set state.store to kafka or postgres, and choose \
+         with {}",
+        backlogs(config)
+    );
+    Error::new(Kind::SlotUnusable, cause).remedy(
+        Remedy::from("`")
+            .and(NextCommand::new("setup").option("slot", &config.source.slot))
+            .and(choices),
+    )
+}
+
+/// The plan to read what was not published according to `stored`.
+/// Errors: the tables, or what is stored, do not tell that, or recovery is not wanted.
+fn plan_after_stored(
+    config: &Config,
+    stored: &Stored,
+    slot: &SlotIs,
+    found: String,
+    gap: Option<Gap>,
+) -> Result<RecoveryPlan> {
     let (cause, published, notes) = match gap {
         Some(gap) => (gap.cause, gap.published, gap.notes),
         None => (found, stored.published.clone(), Vec::new()),
@@ -131,6 +214,7 @@ fn plan(
     // A poller had none, and knows what is published.
     let polled = stored.is_polled() && published.is_some();
     let cause = if polled {
+        let name = &config.source.slot;
         format!("the table was read until now, and slot {name} takes over")
     } else {
         cause
@@ -175,13 +259,15 @@ fn unknown_rows(config: &Config, stored: &Stored, is_known: bool) -> Option<&'st
     {
         return Some("events that were not relayed are lost, because their rows were deleted");
     }
-    let is_known = is_known
-        || config
-            .outboxes
-            .iter()
-            .all(|outbox| outbox.upkeep.says_for_itself());
-    (!is_known)
-        .then_some("the stored position does not tell which rows of the table were published")
+    (!is_known && !all_say_for_themselves(config)).then_some(UNKNOWN_ROWS)
+}
+
+/// Whether the rows of all tables say for themselves whether they are pending.
+fn all_say_for_themselves(config: &Config) -> bool {
+    config
+        .outboxes
+        .iter()
+        .all(|outbox| outbox.upkeep.says_for_itself())
 }
 
 /// Why rows that are missing from the stream are not read from the tables.
@@ -205,58 +291,11 @@ pub(super) fn slot_task(
         config,
         loaded,
         facts,
-        slot,
-        history,
+        ..
     } = found;
-    let source = &config.source;
-    let is_not_ours = facts
-        .slot
-        .as_ref()
-        .is_some_and(|slot| !slot.is_ours(&facts.server.database));
-    // More likely a name that was mistyped than a first start or a loss.
-    let is_nothing = facts.slot.is_none() && facts.publication().is_none();
-    if is_not_ours || is_nothing {
-        preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
-    }
-    let (warnings, vanished) = preflight::judge_backlog(
-        &facts.with_slot(),
-        &source.slot,
-        &source.publication,
-        &config.outboxes,
-    )?;
-    if let Some(error) = vanished {
-        return Err(error);
-    }
-    warnings
-        .iter()
-        .for_each(|warning| warn(warning.to_string()));
-    let is = match &facts.slot {
-        None => SlotIs::Missing,
-        Some(found) => found
-            .lost()
-            .map_or(SlotIs::There, |reason| SlotIs::Lost(reason.to_owned())),
-    };
-    let gone = is != SlotIs::There;
-    let gap = match loaded {
-        Some(stored) if is == SlotIs::There => {
-            gap(stored, &fresh.server, slot, facts.wal_end, history)
-        }
-        // The confirmed LSN of a slot that is gone does not matter.
-        Some(stored) => {
-            let gone = SlotNow {
-                confirmed_flush: Lsn::ZERO,
-                ..slot.clone()
-            };
-            gap(stored, &fresh.server, &gone, facts.wal_end, history)
-        }
-        None => Ok(None),
-    };
-    // There is no position of a slot to take.
-    let gap = if gone {
-        gap.map_err(|error| error.remedy(choices(config)))
-    } else {
-        gap
-    };
+    judge_for_slot(facts, config, warn)?;
+    let is = SlotIs::of(facts);
+    let gap = found.gap_of_slot(&fresh.server, &is);
     let begun = loaded
         .and_then(|stored| stored.catch_up.clone())
         .filter(|_| gap.is_ok() || !config.state.adopt_slot);
@@ -280,7 +319,7 @@ pub(super) fn slot_task(
     }
     let is_first = match loaded {
         None => wants_backlog(config),
-        Some(_) => config.state.adopt_slot && source.backlog.is_some(),
+        Some(_) => config.state.adopt_slot && config.source.backlog.is_some(),
     };
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
         return Err(Error::new(
@@ -291,6 +330,37 @@ pub(super) fn slot_task(
     Ok(TableTask::MakeSlot(Box::new(plan(
         config, loaded, &is, gap,
     )?)))
+}
+
+/// The pre-flight checks for a slot that does not have to exist.
+fn judge_for_slot(
+    facts: &Facts,
+    config: &Config,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<()> {
+    let source = &config.source;
+    let is_not_ours = facts
+        .slot
+        .as_ref()
+        .is_some_and(|slot| !slot.is_ours(&facts.server.database));
+    // More likely a name that was mistyped than a first start or a loss.
+    let is_nothing = facts.slot.is_none() && facts.publication().is_none();
+    if is_not_ours || is_nothing {
+        preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
+    }
+    let (warnings, vanished) = preflight::judge_backlog(
+        &facts.with_slot(),
+        &source.slot,
+        &source.publication,
+        &config.outboxes,
+    )?;
+    if let Some(error) = vanished {
+        return Err(error);
+    }
+    warnings
+        .iter()
+        .for_each(|warning| warn(warning.to_string()));
+    Ok(())
 }
 
 /// The stored position that a poller continues from.
@@ -304,36 +374,10 @@ pub(super) fn polled(
     let Found {
         config,
         loaded,
-        facts,
         slot,
-        history,
+        ..
     } = found;
-    if config.state.store == StoreKind::Slot {
-        let cause =
-            "state.store is slot, and without a slot there is nothing to keep the position in";
-        return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
-    }
-    if let Some(outbox) = config
-        .outboxes
-        .iter()
-        .find(|outbox| outbox.source.table().is_none())
-    {
-        let cause = format!("{} are in no table, and cannot be polled", outbox.source);
-        return Err(
-            Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\"")
-        );
-    }
-    if loaded.is_some_and(|stored| {
-        stored
-            .stream_only
-            .iter()
-            .any(|oid| fresh.table_oids.contains(oid))
-    }) {
-        let cause = "the table cannot be polled: its rows are deleted right after they are written"
-            .to_owned();
-        return Err(Error::new(Kind::Publication, cause)
-            .remedy("relay them from a slot: slot.mode = \"slot\""));
-    }
+    judge_for_polling(config, loaded, &fresh)?;
     let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
         // The first time: until is that of the first look.
         let is_first = loaded.is_none() || config.source.backlog.is_some();
@@ -360,54 +404,48 @@ pub(super) fn polled(
         });
     };
     same_cluster(stored, slot).map_err(|error| error.remedy(choices(config)))?;
-    // Nothing of a slot or publication matters here; whose log it was, does.
-    let same = SlotNow {
-        confirmed_flush: Lsn::ZERO,
-        publication_oid: stored.publication_oid,
-        membership_oids: stored.membership_oids.clone(),
-        ..slot.clone()
-    };
-    let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
-        // A condition over the rows holds on any server that has the table.
-        Err(_)
-            if config
-                .outboxes
-                .iter()
-                .all(|outbox| outbox.upkeep.says_for_itself()) =>
-        {
-            None
-        }
-        found => found.map_err(|error| error.remedy(choices(config)))?,
-    };
-    let moved = stored.server.timeline != fresh.server.timeline;
-    let published = match found {
-        Some(gap) => gap.published,
-        None if moved => known(stored, &fresh.server, history),
-        None => stored.published.clone(),
-    };
-    if published.is_none()
-        && stored.catch_up.is_none()
-        && !config
-            .outboxes
-            .iter()
-            .all(|outbox| outbox.upkeep.says_for_itself())
-    {
-        let cause =
-            "the stored position does not tell which rows of the table were published".to_owned();
-        return Err(Error::new(Kind::PositionMismatch, cause).remedy(choices(config)));
+    let published = found.published_without_slot(stored, &fresh.server)?;
+    if published.is_none() && stored.catch_up.is_none() && !all_say_for_themselves(config) {
+        let error = Error::new(Kind::PositionMismatch, UNKNOWN_ROWS);
+        return Err(error.remedy(choices(config)));
     }
-    // A slot does not know what is published from here on, so none may go on from here.
-    let fresh = Stored {
-        position: Position::default(),
-        ..fresh
-    };
-    // Where a promotion came in between, what was begun with is of the past.
-    let catch_up = stored.catch_up.clone().filter(|_| !moved);
+    let moved = stored.server.timeline != fresh.server.timeline;
     Ok(Stored {
+        // A slot does not know what is published from here on, so none may go on from here.
+        position: Position::default(),
         published,
-        catch_up,
+        // Where a promotion came in between, what was begun with is of the past.
+        catch_up: stored.catch_up.clone().filter(|_| !moved),
         ..fresh
     })
+}
+
+/// Errors: polling cannot relay these events, or nothing would keep its position.
+fn judge_for_polling(config: &Config, loaded: Option<&Stored>, fresh: &Stored) -> Result<()> {
+    const USE_A_SLOT: &str = "relay them from a slot: slot.mode = \"slot\"";
+    if config.state.store == StoreKind::Slot {
+        let cause =
+            "state.store is slot, and without a slot there is nothing to keep the position in";
+        return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
+    }
+    if let Some(outbox) = config
+        .outboxes
+        .iter()
+        .find(|outbox| outbox.source.table().is_none())
+    {
+        let cause = format!("{} are in no table, and cannot be polled", outbox.source);
+        return Err(Error::new(Kind::Config, cause).remedy(USE_A_SLOT));
+    }
+    if loaded.is_some_and(|stored| {
+        stored
+            .stream_only
+            .iter()
+            .any(|oid| fresh.table_oids.contains(oid))
+    }) {
+        let cause = "the table cannot be polled: its rows are deleted right after they are written";
+        return Err(Error::new(Kind::Publication, cause).remedy(USE_A_SLOT));
+    }
+    Ok(())
 }
 
 /// Whether rows from before a new slot are published, although `setup` made it: they were asked
@@ -539,42 +577,47 @@ pub(super) fn fits(
         );
         return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
     }
-    let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
-    if matches!(task, TableTask::Poll(_))
-        && outbox.upkeep.marks_any()
-        && !outbox.upkeep.says_for_itself()
-    {
+    match task {
+        TableTask::Poll(_) => fits_polling(facts, outbox, config),
+        TableTask::MakeSlot(_) | TableTask::GoOn | TableTask::Again(_) => Ok(()),
+    }
+}
+
+/// Whether a poll can tell which rows of this table were not published.
+fn fits_polling(facts: &TableFacts, outbox: &OutboxConfig, config: &Config) -> Result<()> {
+    let table = &facts.name;
+    if outbox.upkeep.says_for_itself() {
+        return Ok(());
+    }
+    if outbox.upkeep.marks_any() {
         let cause = format!(
             "table {table} cannot be polled: no poll could tell a row that walrelay marked from a \
              copied one"
         );
         return Err(Error::new(Kind::Config, cause).remedy(
             "set outbox.pending to the condition that outbox.mark ends, such as published_at is \
-             null; or remove \
-             outbox.mark, mark_failed and mark_waiting",
+             null; or remove outbox.mark, mark_failed and mark_waiting",
         ));
     }
-    if matches!(task, TableTask::Poll(_)) && !tells {
-        let cause = format!(
-            "table {table} cannot be polled: no column tells which rows were not published"
-        );
-        let mut setup = NextCommand::new("setup").option("slot", slot);
-        // Of several tables the file names them all.
-        if config.outboxes.len() == 1 {
-            setup = setup.option("table", format_args!("'{table}'"));
-        }
-        if config.source.mode == Mode::Poll {
-            setup = setup.option("mode", "poll");
-        }
-        return Err(Error::new(Kind::Config, cause).remedy(
-            Remedy::from("`").and(setup.flag("add-xid-column")).and(
-                "`, run by the table's owner, adds a column with the transaction's id; or set \
-             outbox.pending and \
-                 outbox.mark, or outbox.delete",
-            ),
-        ));
+    if facts.xid_column.is_some() {
+        return Ok(());
     }
-    Ok(())
+    let cause =
+        format!("table {table} cannot be polled: no column tells which rows were not published");
+    let mut setup = NextCommand::new("setup").option("slot", &config.source.slot);
+    // Of several tables the file names them all.
+    if config.outboxes.len() == 1 {
+        setup = setup.option("table", format_args!("'{table}'"));
+    }
+    if config.source.mode == Mode::Poll {
+        setup = setup.option("mode", "poll");
+    }
+    Err(Error::new(Kind::Config, cause).remedy(
+        Remedy::from("`").and(setup.flag("add-xid-column")).and(
+            "`, run by the table's owner, adds a column with the transaction's id; or set \
+             outbox.pending and outbox.mark, or outbox.delete",
+        ),
+    ))
 }
 
 /// Whether a relay could read the rows of all tables that the slot lacks. Reads no row.
