@@ -19,7 +19,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, Which, all_table_facts};
+use crate::poll::{Began, Key, Reader, TableFacts, Which, all_table_facts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
@@ -41,14 +41,11 @@ use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::none_left_behind;
 use walrelay_core::clock::now_us;
+use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
-
 use walrelay_core::event::{RowId, Via};
-
 use walrelay_core::failpoint;
-
 use walrelay_core::ledger::trail::{Pair, Published};
-
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
@@ -99,40 +96,24 @@ pub(super) async fn run(
         Ok(opened) => opened,
         Err(error) => return (Some(sink), false, Err(error)),
     };
-    let mut publisher = match Publisher::new(&setup_of(config), Position::default(), sink) {
+    let mut publisher = match publisher_for(&lease, sink, quarantine, config) {
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    publisher.quarantine = quarantine.take_over();
-    publisher.set_origin(
-        &lease.stored.server.system_identifier,
-        lease.stored.server.timeline,
-    );
-    let (write_backs, found) = {
-        let mut left = lease.store.known.left.lock();
-        (
-            std::mem::take(&mut left.write_backs),
-            std::mem::take(&mut left.found),
-        )
-    };
-    publisher.write_backs = write_backs.behind(Position::default());
-    // No commit waits for a session at the table.
-    publisher.write_backs.is_synchronous = false;
-    publisher.begin_look();
     publisher.parking.begin(waiting);
+    let found = std::mem::take(&mut lease.store.known.left.lock().found);
     if !matches!(lease.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
     let Lease {
         control,
-        database: _,
         store,
         stored,
         task,
         notified,
         facts,
-        sink: _,
+        ..
     } = lease;
     let delivered = delivered
         .into_iter()
@@ -157,31 +138,26 @@ pub(super) async fn run(
         stop,
     };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
-    // After an error the lease may be gone, and retries would come behind newer events.
-    if done.is_err()
-        || watchdog
-            .throughout(work.reading.finish_retries())
-            .await
-            .is_err()
-    {
-        work.reading.shared.retrying.give_up().await;
-    }
-    work.reading.report(Instant::now());
-    work.reading.leave_behind(done.is_err());
-    work.reading.count_given_up();
-    telemetry.metrics.reads_table.set(0);
-    // In flight is only what an error left there: it counts as not delivered, and that producer
-    // must not deliver it later.
-    let clean = work.reading.publisher.is_drained();
-    let begun = work.reading.kept.is_some();
-    *quarantine = std::mem::take(&mut work.reading.publisher.quarantine);
-    let sink = work.reading.publisher.sink;
-    let dead = matches!(&done, Err(error) if error.kind().ends_producer());
-    if clean && !dead {
-        return (Some(sink), begun, done);
-    }
-    sink.close().await;
-    (None, begun, done)
+    work.finish(done, quarantine).await
+}
+
+/// The publisher of this work on the table.
+fn publisher_for(
+    lease: &Lease,
+    sink: AnySink,
+    quarantine: &mut Quarantine,
+    config: &Config,
+) -> Result<Publisher<AnySink>> {
+    let mut publisher = Publisher::new(&setup_of(config), Position::default(), sink)?;
+    publisher.quarantine = quarantine.take_over();
+    let server = &lease.stored.server;
+    publisher.set_origin(&server.system_identifier, server.timeline);
+    let write_backs = std::mem::take(&mut lease.store.known.left.lock().write_backs);
+    publisher.write_backs = write_backs.behind(Position::default());
+    // No commit waits for a session at the table.
+    publisher.write_backs.is_synchronous = false;
+    publisher.begin_look();
+    Ok(publisher)
 }
 
 /// The sessions that read the tables and write to their rows.
@@ -255,6 +231,40 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// The result of [`run`], where the task ended as `done` says.
+    async fn finish(
+        mut self,
+        done: Result<Ended>,
+        quarantine: &mut Quarantine,
+    ) -> (Option<AnySink>, bool, Result<Ended>) {
+        let watchdog = self.reading.shared.process.watchdog;
+        // After an error the lease may be gone, and retries would come behind newer events.
+        if done.is_err()
+            || watchdog
+                .throughout(self.reading.finish_retries())
+                .await
+                .is_err()
+        {
+            self.reading.shared.retrying.give_up().await;
+        }
+        self.reading.report(Instant::now());
+        self.reading.leave_behind(done.is_err());
+        self.reading.count_given_up();
+        self.telemetry.metrics.reads_table.set(0);
+        // In flight is only what an error left there: it counts as not delivered, and that producer
+        // must not deliver it later.
+        let clean = self.reading.publisher.is_drained();
+        let begun = self.reading.kept.is_some();
+        *quarantine = std::mem::take(&mut self.reading.publisher.quarantine);
+        let sink = self.reading.publisher.sink;
+        let dead = matches!(&done, Err(error) if error.kind().ends_producer());
+        if clean && !dead {
+            return (Some(sink), begun, done);
+        }
+        sink.close().await;
+        (None, begun, done)
+    }
+
     async fn run(&mut self, task: TableTask) -> Result<Ended> {
         if !self.reading.write_left().await? {
             return Ok(Ended::Stopped);
@@ -269,53 +279,12 @@ impl Work<'_> {
 
     /// Makes the slot, and catches up with what is before it.
     async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
-        let is_there = self.facts.slot.is_some();
-        let slot = &self.config.source.slot;
-        let cause = &plan.cause;
-        let rows = named(&plan.rows);
-        // The first one, or one behind a poller: nothing went wrong.
-        match (
-            self.reading.stored.position == Position::default(),
-            is_there,
-        ) {
-            (true, false) => {
-                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the \
-                    slot")
-            }
-            (true, true) => {
-                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "recreating \
-                    the slot")
-            }
-            (false, _) => {
-                tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "recreating \
-                    the slot")
-            }
-        }
-        plan.notes
-            .iter()
-            .for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
-        let begun = self
-            .reading
-            .stored
-            .catch_up
-            .as_ref()
-            .and_then(|catch_up| catch_up.until.clone());
-        if let Some(until) = begun.filter(|_| plan.finishes) {
-            let Began {
-                wal_end: lsn,
-                flushed,
-                ..
-            } = begin(&self.reader, &self.tables, None).await?;
+        self.log_plan(&plan);
+        if let Some(until) = self.begun_until().filter(|_| plan.finishes) {
             self.reading.stored.published = plan.published.take();
-            if self
-                .read(lsn, Some(&until), PollScan::Xmin, false)
-                .await?
-                .is_none()
-            {
+            if self.finish_begun(until).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
-            self.is_read(until, lsn, Some(flushed), PollScan::Xmin)
-                .await?;
             plan.published = self.reading.stored.published.take();
             plan.rows = Rows::Unpublished;
         }
@@ -327,9 +296,8 @@ impl Work<'_> {
         stored.catch_up = Some(CatchUp::new(plan.rows, None));
         self.reading.save().await?;
         failpoint::reached("intended");
-        let config = self.config;
         let tables = self.tables.iter().map(|table| (&table.facts, table.outbox));
-        let may_give_way = can_poll(tables, config);
+        let may_give_way = can_poll(tables, self.config);
         let (wal, made) = match self.create_slot(may_give_way).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
             SlotCreation::Stopped => return Ok(Ended::Stopped),
@@ -357,9 +325,54 @@ impl Work<'_> {
             catch_up.until = Some(snapshot.clone());
         }
         self.reading.save().await?;
-        tracing::info!(event = "slot_created", %slot, begins = %made.consistent_point, "the slot \
-            is made");
+        tracing::info!(event = "slot_created", slot = %self.config.source.slot,
+            begins = %made.consistent_point, "the slot is made");
         self.catch_up(snapshot, made.consistent_point, false).await
+    }
+
+    fn log_plan(&self, plan: &RecoveryPlan) {
+        let slot = &self.config.source.slot;
+        let cause = &plan.cause;
+        let rows = named(&plan.rows);
+        // The first one, or one behind a poller: nothing went wrong.
+        match (
+            self.reading.stored.position == Position::default(),
+            self.facts.slot.is_some(),
+        ) {
+            (true, false) => {
+                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the \
+                    slot")
+            }
+            (true, true) => {
+                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "recreating \
+                    the slot")
+            }
+            (false, _) => {
+                tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "recreating \
+                    the slot")
+            }
+        }
+        plan.notes
+            .iter()
+            .for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
+    }
+
+    /// The snapshot up to which a read was begun and not finished.
+    fn begun_until(&self) -> Option<Snapshot> {
+        self.reading.stored.catch_up.as_ref()?.until.clone()
+    }
+
+    /// Finishes an interrupted read without its slot; none where the relay was told to stop.
+    async fn finish_begun(&mut self, until: Snapshot) -> Result<Option<()>> {
+        let began = begin(&self.reader, &self.tables, None).await?;
+        let lsn = began.wal_end;
+        let read = self.read(lsn, Some(&until), PollScan::Xmin, false).await?;
+        if read.is_none() {
+            return Ok(None);
+        }
+        self.is_read(until, lsn, Some(began.flushed), PollScan::Xmin)
+            .await?;
+        Ok(Some(()))
     }
 
     /// Drops the slot where there is one, and creates it.
@@ -439,13 +452,7 @@ impl Work<'_> {
 
     /// Continues to catch up after the last row that was published; the snapshot is gone.
     async fn go_on(&mut self) -> Result<Ended> {
-        let until = self
-            .reading
-            .stored
-            .catch_up
-            .as_ref()
-            .and_then(|catch_up| catch_up.until.clone());
-        let Some(until) = until else {
+        let Some(until) = self.begun_until() else {
             // All of it was read by an earlier session, which could not store that.
             self.reading.save().await?;
             return Ok(Ended::Again);
@@ -527,44 +534,30 @@ impl Work<'_> {
     async fn poll(&mut self, why: &str) -> Result<Ended> {
         self.log_poll(why);
         let source = &self.config.source;
-        let mut oldest = OldestTransaction::default();
-        let mut measured_at = Instant::now();
+        let mut looks = Looks::new();
         let mut empty = 0_u32;
         let mut stored_at = Instant::now();
         let mut is_first = true;
-        let mut looked_at = Instant::now();
-        let mut held_by = None;
         let mut xmin_due = Instant::now();
-        let mut next_look = Instant::now();
         loop {
             self.reading.retry_parked().await?;
-            let Began {
-                snapshot: now,
-                wal_end: lsn,
-                flushed,
-            } = begin(&self.reader, &self.tables, None).await?;
-            let resumed = self
-                .reading
-                .stored
-                .catch_up
-                .as_ref()
-                .and_then(|catch_up| catch_up.until.clone());
+            let now = begin(&self.reader, &self.tables, None).await?;
+            let lsn = now.wal_end;
+            let resumed = self.begun_until();
             if resumed.is_none() {
+                let catch_up = &mut self.reading.stored.catch_up;
                 // Where it is the first time, what was configured for that.
-                let rows = self
-                    .reading
-                    .stored
-                    .catch_up
+                let rows = catch_up
                     .take()
-                    .map_or(Rows::Unpublished, |catch_up| catch_up.rows);
-                self.reading.stored.catch_up = Some(CatchUp::new(rows, Some(now.clone())));
+                    .map_or(Rows::Unpublished, |first| first.rows);
+                *catch_up = Some(CatchUp::new(rows, Some(now.snapshot.clone())));
             }
             if std::mem::take(&mut is_first) {
                 // Rows that are left out now stay left out, also for the next relay.
                 self.reading.save().await?;
                 self.telemetry.connected(Side::Postgres, true);
             }
-            let until = resumed.clone().unwrap_or(now);
+            let until = resumed.clone().unwrap_or(now.snapshot);
             let began = Instant::now();
             let scan = if xmin_due <= began {
                 PollScan::Xmin
@@ -580,43 +573,22 @@ impl Work<'_> {
                 self.reading.published.end(until.xmax());
             }
             // The log was not beyond this when an earlier snapshot was taken, either.
-            self.is_read(until, lsn, Some(flushed), scan).await?;
+            self.is_read(until, lsn, Some(now.flushed), scan).await?;
             if scan == PollScan::Xmin && resumed.is_none() {
                 xmin_due = next_xmin_scan(began, began.elapsed());
             }
             self.save_if_due(&mut stored_at, read).await?;
             self.reading.report(Instant::now());
-            if next_look <= Instant::now() {
-                next_look = Instant::now() + LOOK_INTERVAL;
-                self.look().await?;
-            }
-            if measured_at.elapsed() >= MEASURE_INTERVAL {
-                measured_at = Instant::now();
-                self.measure(&mut oldest).await?;
-            }
+            self.look_if_due(&mut looks).await?;
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
-            let idle = empty > IDLE_AFTER;
-            let wait = if idle {
+            let wait = if empty > IDLE_AFTER {
                 source.poll.idle_interval
             } else {
                 source.poll.interval
             };
-            if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
-                looked_at = Instant::now();
-                let oldest = self
-                    .control
-                    .wal_position()
-                    .await?
-                    .oldest_transaction
-                    .map(|oldest| oldest.pid);
-                // The creation of a slot waits for open transactions, and nothing is published
-                // meanwhile. One look is not enough.
-                let before = held_by.replace(oldest);
-                let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
-                if !waits && can_have_slot(self.reader.client(), self.config).await? {
-                    self.reading.save().await?;
-                    return Ok(Ended::Again);
-                }
+            if self.can_make_slot(&mut looks).await? {
+                self.reading.save().await?;
+                return Ok(Ended::Again);
             }
             // Rows that the slot delivered are left out of the first scan only; later they are
             // requested again.
@@ -628,6 +600,21 @@ impl Work<'_> {
         }
     }
 
+    /// Whether a slot can be made by now, and would not have to wait for open transactions.
+    async fn can_make_slot(&mut self, looks: &mut Looks) -> Result<bool> {
+        if self.config.source.mode == Mode::Poll || looks.slot_looked_at.elapsed() < SLOT_INTERVAL {
+            return Ok(false);
+        }
+        looks.slot_looked_at = Instant::now();
+        let oldest = self.control.wal_position().await?.oldest_transaction;
+        let oldest = oldest.map(|oldest| oldest.pid);
+        // The creation of a slot waits for open transactions, and nothing is published meanwhile.
+        // One look is not enough.
+        let before = looks.held_by.replace(oldest);
+        let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
+        Ok(!waits && can_have_slot(self.reader.client(), self.config).await?)
+    }
+
     async fn begin_scan(&mut self, scan: PollScan) -> Result<()> {
         self.reading.begin_poll(scan);
         match scan {
@@ -636,15 +623,21 @@ impl Work<'_> {
         }
     }
 
-    /// Looks at the catalogs: where inserts go to other tables, polling finds none of them (P8).
-    async fn look(&mut self) -> Result<()> {
-        let look = self.control.check_catalog(Vec::new()).await?;
-        look.now.iter().try_for_each(Fingerprint::keeps_rows)
-    }
-
-    async fn measure(&mut self, oldest: &mut OldestTransaction) -> Result<()> {
-        let measured = self.control.wal_position().await?;
-        oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
+    /// Looks at the catalogs and at the transactions of others, from time to time.
+    async fn look_if_due(&mut self, looks: &mut Looks) -> Result<()> {
+        if looks.next_catalog <= Instant::now() {
+            looks.next_catalog = Instant::now() + LOOK_INTERVAL;
+            let look = self.control.check_catalog(Vec::new()).await?;
+            // Where inserts go to other tables, polling finds none of them (P8).
+            look.now.iter().try_for_each(Fingerprint::keeps_rows)?;
+        }
+        if looks.measured_at.elapsed() >= MEASURE_INTERVAL {
+            looks.measured_at = Instant::now();
+            let measured = self.control.wal_position().await?;
+            looks
+                .oldest
+                .report(self.telemetry, measured.oldest_transaction.as_ref());
+        }
         Ok(())
     }
 
@@ -782,14 +775,7 @@ impl Work<'_> {
             if facts.oid < catch_up.table_oid {
                 continue;
             }
-            // Rows that say for themselves whether they are pending are all behind nothing.
-            let decides = outbox.upkeep.says_for_itself();
-            let order = facts.ordered_by();
-            let same = facts.oid == catch_up.table_oid && order == catch_up.order;
-            let after = catch_up.after.take_if(|_| same && !decides);
-            catch_up.table_oid = facts.oid;
-            catch_up.order = order;
-            catch_up.after = after.clone();
+            let after = begin_table(catch_up, facts, outbox);
             let rows_wanted = catch_up.rows.clone();
             let known = self.reading.stored.published.clone();
             let Some(mut which) = which(&rows_wanted, known.as_ref(), outbox) else {
@@ -845,6 +831,18 @@ impl Work<'_> {
     }
 }
 
+/// Notes that this table is under way, and gives the row up to which all are published.
+fn begin_table(catch_up: &mut CatchUp, facts: &TableFacts, outbox: &OutboxConfig) -> Option<Key> {
+    // Rows that say for themselves whether they are pending are all behind nothing.
+    let decides = outbox.upkeep.says_for_itself();
+    let order = facts.ordered_by();
+    let same = facts.oid == catch_up.table_oid && order == catch_up.order;
+    catch_up.after.take_if(|_| !same || decides);
+    catch_up.table_oid = facts.oid;
+    catch_up.order = order;
+    catch_up.after.clone()
+}
+
 async fn begin(reader: &Reader, tables: &[OutboxTable<'_>], adopt: Option<&str>) -> Result<Began> {
     reader
         .begin(
@@ -861,6 +859,33 @@ fn named(rows: &Rows) -> String {
         Rows::Pending => "pending".to_owned(),
         Rows::Since(time) => format!("since {time}"),
         Rows::Unpublished => "those that were not published".to_owned(),
+    }
+}
+
+/// The backend of the oldest open transaction, where one is open. A prepared one has no backend.
+type OldestPid = Option<Option<i32>>;
+
+/// The last looks of a poller at what is beside its rows.
+struct Looks {
+    /// When the catalogs are looked at next.
+    next_catalog: Instant,
+    measured_at: Instant,
+    oldest: OldestTransaction,
+    slot_looked_at: Instant,
+    /// What a slot would have waited for at its last look. None: there was no look.
+    held_by: Option<OldestPid>,
+}
+
+impl Looks {
+    fn new() -> Looks {
+        let now = Instant::now();
+        Looks {
+            next_catalog: now,
+            measured_at: now,
+            oldest: OldestTransaction::default(),
+            slot_looked_at: now,
+            held_by: None,
+        }
     }
 }
 
