@@ -93,37 +93,8 @@ impl Session {
         if let Some(why) = table_instead(config, &facts)? {
             return Ok(Opened::Table(why));
         }
-        let (warnings, vanished) =
-            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
-        warnings
-            .iter()
-            .for_each(|warning| warn(warning.to_string()));
-        if let Some(error) = &vanished {
-            warn(format!(
-                "{error}; relaying the events from before that, then stopping"
-            ));
-        }
-        if source.gives_up_over_budget() || has_pending(config) {
-            judge_polling(config, warn).await?;
-        }
-        tell_missing_indexes(sql.client(), config, warn).await;
-        none_left_behind(sql.client(), config).await?;
-        tell_owners(sql.client(), config, warn).await?;
-        if !lease::hold(
-            sql.client(),
-            &source.slot,
-            Hold::Shared,
-            source.wal_sender_timeout,
-        )
-        .await?
-            && !is_intruded(sql.client(), source, warn).await?
-        {
-            let cause = format!(
-                "another relay of slot {} is reading the table; standing by",
-                source.slot
-            );
-            return Err(Error::new(Kind::SlotActive, cause));
-        }
+        let vanished = judge_stream(sql.client(), config, &facts, warn).await?;
+        share_lease(sql.client(), source, warn).await?;
         let fingerprints = fingerprints(config, &facts);
         let database = DatabaseIdentity::of(sql.client()).await?;
         let control = Control::start(sql, config);
@@ -259,14 +230,9 @@ impl Owned<'_> {
         // Read again now that the slot is ours: its previous relay may have continued while this
         // one connected.
         let now = control.wal_position().await?;
-        let confirmed_flush = now
-            .slot
-            .as_ref()
-            .and_then(|slot| slot.confirmed_flush_lsn)
-            .unwrap_or_default();
         let slot = SlotNow {
             cluster_id,
-            ..slot_now(config, facts, confirmed_flush)
+            ..slot_now(config, facts, confirmed_flush(now.slot.as_ref()))
         };
         if needs_table(
             config,
@@ -301,15 +267,7 @@ impl Owned<'_> {
             // Later LSNs must not be confirmed while the store has another identity.
             store.store(&identity).await?;
         }
-        // Before the slot was ours, another relay could still park events.
-        let of = config.clone();
-        control
-            .ask(async move |session| Ok(none_left_behind(session.client(), &of).await))
-            .await??;
-        let waiting = match marker {
-            Some(marker) => marker.waiting().await?,
-            None => Vec::new(),
-        };
+        let waiting = waiting_events(config, control, marker).await?;
         let had_whole_table = loaded.is_none_or(|stored| stored.stream_only.is_empty());
         Ok(Some(Start {
             store: Some(store),
@@ -319,6 +277,24 @@ impl Owned<'_> {
             waiting,
             had_whole_table,
         }))
+    }
+}
+
+/// The parked events of the slot that is ours by now.
+/// Errors: the configuration leaves parked events behind.
+async fn waiting_events(
+    config: &Config,
+    control: &Control,
+    marker: Option<&Marker>,
+) -> Result<Vec<ParkedRef>> {
+    // Before the slot was ours, another relay could still park events.
+    let of = config.clone();
+    control
+        .ask(async move |session| Ok(none_left_behind(session.client(), &of).await))
+        .await??;
+    match marker {
+        Some(marker) => marker.waiting().await,
+        None => Ok(Vec::new()),
     }
 }
 
@@ -366,16 +342,7 @@ impl Lease {
             );
             return Err(Error::new(Kind::SlotActive, cause));
         }
-        for channel in config
-            .outboxes
-            .iter()
-            .filter_map(|outbox| outbox.upkeep.notify.as_deref())
-        {
-            let listen = format!("listen {}", quote_ident(channel)?);
-            let listening = sql.client().batch_execute(&listen).await;
-            listening
-                .map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
-        }
+        listen(sql.client(), config).await?;
         let facts = preflight::inspect(
             sql.client(),
             &source.slot,
@@ -394,14 +361,9 @@ impl Lease {
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
         let (store, loaded) = read_position(config, producer, &control, known, &server).await?;
-        let confirmed_flush = facts
-            .slot
-            .as_ref()
-            .and_then(|slot| slot.confirmed_flush_lsn)
-            .unwrap_or_default();
         let slot = SlotNow {
             cluster_id,
-            ..slot_now(config, &facts, confirmed_flush)
+            ..slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()))
         };
         let fresh = identity(server, slot.clone(), loaded.as_ref());
         let found = Found {
@@ -411,22 +373,7 @@ impl Lease {
             slot: &slot,
             history: &history,
         };
-        let (task, stored) = match why {
-            TableReason::Poll(cause) => {
-                (TableTask::Poll(cause.clone()), polled(found, fresh, warn)?)
-            }
-            TableReason::Asked(_) if fresh.catch_up.is_some() => {
-                return Err(Error::new(
-                    Kind::SlotActive,
-                    "another relay has begun to read the table; looking again",
-                ));
-            }
-            TableReason::Asked(rows) => (
-                TableTask::Again(rows.clone()),
-                loaded.clone().unwrap_or(fresh),
-            ),
-            TableReason::Gap => (slot_task(found, &fresh, warn)?, fresh),
-        };
+        let (task, stored) = task_and_stored(why, found, fresh, warn)?;
         Ok(Lease {
             control,
             database,
@@ -464,6 +411,91 @@ impl Lease {
             self.stored.published = Some(published);
         }
     }
+}
+
+/// Takes the lease that the relays of a slot share, unless a stranger has it.
+/// Errors: [`Kind::SlotActive`] where another relay reads the table.
+async fn share_lease(
+    client: &Client,
+    source: &SourceConfig,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<()> {
+    let timeout = source.wal_sender_timeout;
+    if lease::hold(client, &source.slot, Hold::Shared, timeout).await?
+        || is_intruded(client, source, warn).await?
+    {
+        return Ok(());
+    }
+    let cause = format!(
+        "another relay of slot {} is reading the table; standing by",
+        source.slot
+    );
+    Err(Error::new(Kind::SlotActive, cause))
+}
+
+/// Listens for the notifications of new rows.
+async fn listen(client: &Client, config: &Config) -> Result<()> {
+    for channel in config
+        .outboxes
+        .iter()
+        .filter_map(|outbox| outbox.upkeep.notify.as_deref())
+    {
+        let listen = format!("listen {}", quote_ident(channel)?);
+        let listening = client.batch_execute(&listen).await;
+        listening.map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
+    }
+    Ok(())
+}
+
+/// The task of the holder of the lease, and the stored position that it begins with.
+fn task_and_stored(
+    why: &TableReason,
+    found: Found<'_>,
+    fresh: Stored,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<(TableTask, Stored)> {
+    Ok(match why {
+        TableReason::Poll(cause) => (TableTask::Poll(cause.clone()), polled(found, fresh, warn)?),
+        TableReason::Asked(_) if fresh.catch_up.is_some() => {
+            return Err(Error::new(
+                Kind::SlotActive,
+                "another relay has begun to read the table; looking again",
+            ));
+        }
+        TableReason::Asked(rows) => (
+            TableTask::Again(rows.clone()),
+            found.loaded.cloned().unwrap_or(fresh),
+        ),
+        TableReason::Gap => (slot_task(found, &fresh, warn)?, fresh),
+    })
+}
+
+/// The checks before a slot is streamed. Gives the error to stop with behind what the slot retains,
+/// where a table has lost a column.
+async fn judge_stream(
+    client: &Client,
+    config: &Config,
+    facts: &Facts,
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<Option<Error>> {
+    let source = &config.source;
+    let (warnings, vanished) =
+        preflight::judge_backlog(facts, &source.slot, &source.publication, &config.outboxes)?;
+    warnings
+        .iter()
+        .for_each(|warning| warn(warning.to_string()));
+    if let Some(error) = &vanished {
+        warn(format!(
+            "{error}; relaying the events from before that, then stopping"
+        ));
+    }
+    if source.gives_up_over_budget() || has_pending(config) {
+        judge_polling(config, warn).await?;
+    }
+    tell_missing_indexes(client, config, warn).await;
+    none_left_behind(client, config).await?;
+    tell_owners(client, config, warn).await?;
+    Ok(vanished)
 }
 
 /// Connects the SQL session that lasts as long as the work. Its name says what is promised.
@@ -594,6 +626,12 @@ fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> S
     }
 }
 
+/// Zero where there is no slot, or it has no position yet.
+fn confirmed_flush(slot: Option<&Slot>) -> Lsn {
+    slot.and_then(|slot| slot.confirmed_flush_lsn)
+        .unwrap_or_default()
+}
+
 /// Without the cluster of the bus, which only a client of it knows.
 pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
     let fingerprints = fingerprints(config, facts);
@@ -718,14 +756,9 @@ pub(crate) async fn start_from(
         wal_end: preflight::wal_end(client, &source.slot).await?,
         ..facts.clone()
     };
-    let confirmed_flush = facts
-        .slot
-        .as_ref()
-        .and_then(|slot| slot.confirmed_flush_lsn)
-        .unwrap_or_default();
     let slot = &SlotNow {
         cluster_id,
-        ..slot_now(config, facts, confirmed_flush)
+        ..slot_now(config, facts, confirmed_flush(facts.slot.as_ref()))
     };
     let fresh = identity(server.clone(), slot.clone(), loaded);
     let found = Found {
@@ -875,7 +908,11 @@ async fn keep_alive<T>(
             end = control.closed() => return Err(end.error().clone()),
             _ = tick.tick() => {
                 // Nothing is confirmed before it is known where delivery goes on.
-                stream.queue_status(Status { received: Lsn::ZERO, confirmed: Lsn::ZERO, reply_requested: false });
+                stream.queue_status(Status {
+                    received: Lsn::ZERO,
+                    confirmed: Lsn::ZERO,
+                    reply_requested: false,
+                });
                 stream.flush_output().await?;
             }
         }
