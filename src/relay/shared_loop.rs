@@ -33,7 +33,7 @@ use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::{ToDo, stalled_fix, wal_not_sent_fix};
 use crate::telemetry::otel::Spans;
-use crate::telemetry::{Flow, NotReady, Side, Telemetry};
+use crate::telemetry::{Flow, Metrics, NotReady, Side, Telemetry};
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::clock::now_us;
 use walrelay_core::error::{Disposition, Error, Kind, Result};
@@ -395,58 +395,23 @@ impl<'a> SharedLoop<'a> {
         let telemetry = self.process.telemetry;
         let counts = publisher.counts();
         let before = std::mem::replace(&mut self.counts, counts);
-        let metrics = &telemetry.metrics;
-        if counts.acked > before.acked && metrics.acked_events.get() == 0 {
+        if counts.acked > before.acked && telemetry.metrics.acked_events.get() == 0 {
             let slot = &self.process.config.source.slot;
             let events = counts.acked - before.acked;
             tracing::info!(event = "first_events_acked", %slot, events, "the first events of this \
                 run are acked");
         }
         report_counts(telemetry, counts, before);
-        let ledger = &publisher.ledger;
-        let write_backs = &publisher.write_backs;
         let waits_since_us = [
-            write_backs.oldest_commit_us(),
-            ledger.oldest_commit_us(),
+            publisher.write_backs.oldest_commit_us(),
+            publisher.ledger.oldest_commit_us(),
             streamed.unsent_since_us,
         ];
-        metrics.set_oldest_unacked_commit(waits_since_us.into_iter().flatten().min());
-        metrics
-            .write_back_due_events
-            .set(i64::try_from(write_backs.len()).unwrap_or(i64::MAX));
-        metrics
-            .in_flight_events
-            .set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
-        metrics
-            .in_flight_bytes
-            .set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
-        metrics
-            .waiting_events
-            .set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
-        let throttle = publisher.sink.throttle();
-        metrics
-            .broker_throttle_seconds
-            .set(throttle.unwrap_or_default().as_secs_f64());
-        metrics
-            .partition_changes
-            .inc_by(publisher.sink.take_partition_changes());
-        metrics.intake_closed(
-            publisher
-                .intake_closed()
-                .map(|why| why.of_quota(throttle.is_some())),
-        );
-        metrics
-            .broker_round_trip_seconds
-            .set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
-        if telemetry.flows.receiver_count() > 0 && self.next_flows <= now {
-            self.next_flows = now + FLOWS_INTERVAL;
-            let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
-            let flows = topics.map(|(topic, events)| Flow {
-                name: format!("Topic {topic}"),
-                events,
-            });
-            telemetry.flows.send_replace(flows.collect());
-        }
+        telemetry
+            .metrics
+            .set_oldest_unacked_commit(waits_since_us.into_iter().flatten().min());
+        report_levels(&telemetry.metrics, publisher);
+        self.report_flows(publisher, now);
         let written = publisher.write_backs.written;
         let wrote = std::mem::replace(&mut self.written, written) < written;
         let progressed = counts.acked > before.acked || streamed.confirmed || wrote;
@@ -461,19 +426,22 @@ impl<'a> SharedLoop<'a> {
         if let Some(reason) = telemetry.health.report(to_do) {
             self.warn(reason);
         }
-        for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
-            metrics.outbox_events(
-                &outbox.source.to_string(),
-                std::mem::take(&mut router.events),
-            );
+        report_events(&telemetry.metrics, publisher);
+    }
+
+    /// Shows the busiest topics to those who watch.
+    fn report_flows(&mut self, publisher: &mut Publisher<AnySink>, now: Instant) {
+        let flows = &self.process.telemetry.flows;
+        if flows.receiver_count() == 0 || self.next_flows > now {
+            return;
         }
-        for rows in &mut publisher.rows {
-            metrics.copied_rows(&rows.outbox, std::mem::take(&mut rows.copied));
-        }
-        let now_us = now_us();
-        for committed_at_us in publisher.ledger.take_finished() {
-            metrics.observe_commit_to_ack(committed_at_us, now_us);
-        }
+        self.next_flows = now + FLOWS_INTERVAL;
+        let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
+        let busiest = topics.map(|(topic, events)| Flow {
+            name: format!("Topic {topic}"),
+            events,
+        });
+        flows.send_replace(busiest.collect());
     }
 
     /// Logs that events wait, for this reason.
@@ -554,6 +522,52 @@ pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Count
     }
     if counts.topics_taking > before.topics_taking {
         telemetry.health.topic_refused(None);
+    }
+}
+
+/// How much waits for acks and writes by now, and how the bus answers.
+fn report_levels(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
+    let ledger = &publisher.ledger;
+    let levels = [
+        (&metrics.write_back_due_events, publisher.write_backs.len()),
+        (&metrics.in_flight_events, ledger.in_flight_events()),
+        (&metrics.in_flight_bytes, ledger.in_flight_bytes()),
+        (&metrics.waiting_events, publisher.parking.count),
+    ];
+    for (gauge, level) in levels {
+        gauge.set(i64::try_from(level).unwrap_or(i64::MAX));
+    }
+    let throttle = publisher.sink.throttle();
+    metrics
+        .broker_throttle_seconds
+        .set(throttle.unwrap_or_default().as_secs_f64());
+    metrics
+        .partition_changes
+        .inc_by(publisher.sink.take_partition_changes());
+    metrics.intake_closed(
+        publisher
+            .intake_closed()
+            .map(|why| why.of_quota(throttle.is_some())),
+    );
+    metrics
+        .broker_round_trip_seconds
+        .set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
+}
+
+/// What became of events since the last report: per outbox, and how long they took.
+fn report_events(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
+    for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
+        metrics.outbox_events(
+            &outbox.source.to_string(),
+            std::mem::take(&mut router.events),
+        );
+    }
+    for rows in &mut publisher.rows {
+        metrics.copied_rows(&rows.outbox, std::mem::take(&mut rows.copied));
+    }
+    let now_us = now_us();
+    for committed_at_us in publisher.ledger.take_finished() {
+        metrics.observe_commit_to_ack(committed_at_us, now_us);
     }
 }
 
