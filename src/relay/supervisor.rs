@@ -228,8 +228,8 @@ impl Relay {
         .await
     }
 
-    /// Relays what the slot sends until the connection, the producer or the relay ends.
-    async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
+    /// The pipeline that continues where `session` begins.
+    fn enter(&mut self, session: &mut Session) -> Result<Box<Pipeline<AnySink>>> {
         if let Some(sink) = session.start.sink.take() {
             self.producer.begin(sink);
         }
@@ -268,24 +268,27 @@ impl Relay {
             .parking
             .begin(std::mem::take(&mut session.start.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
-            self.expect_again(&mut pipeline, &session);
+            self.expect_again(&mut pipeline, session);
         }
+        Ok(pipeline)
+    }
+
+    /// Relays what the slot sends until the connection, the producer or the relay ends.
+    async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
+        let mut pipeline = self.enter(&mut session)?;
         self.telemetry.connected(Side::Postgres, true);
-        self.outage.streaming(start, &self.config);
+        self.outage
+            .streaming(session.start.identity.position, &self.config);
         let stored = pipeline.confirm.stored_position();
         let began = Instant::now();
         self.producer
             .watchdog
             .guard(pipeline.publisher.sink.handle());
-        let config = &self.config;
-        let telemetry = &self.telemetry;
-        let watchdog = &self.producer.watchdog;
-        let stop = stop.clone();
         let process = Process {
-            config,
-            telemetry,
-            watchdog,
-            stop,
+            config: &self.config,
+            telemetry: &self.telemetry,
+            watchdog: &self.producer.watchdog,
+            stop: stop.clone(),
         };
         let ended = replication::run(
             &mut pipeline,
@@ -399,15 +402,17 @@ impl Relay {
         }
     }
 
-    /// Reads the table: before a slot is streamed, or instead.
-    async fn at_table(&mut self, why: TableReason, stop: &mut StopSignal) -> Result<Ended> {
-        self.producer.watchdog.release();
-        let delivered = self.end_stream(stop).await?;
+    /// The lease on the table; none where the relay was told to stop.
+    async fn take_lease(
+        &mut self,
+        why: &TableReason,
+        stop: &mut StopSignal,
+    ) -> Result<Option<Lease>> {
         let producer = self.producer.handle();
         let mut warn = warn_once(&mut self.warned, &self.config.source.slot);
         let lease = tokio::select! {
-            () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            lease = Lease::take(&self.config, producer, &why, &self.known, &mut warn) => lease,
+            () = stop.at_least(Stop::Drain) => return Ok(None),
+            lease = Lease::take(&self.config, producer, why, &self.known, &mut warn) => lease,
         };
         if lease
             .as_ref()
@@ -416,15 +421,15 @@ impl Relay {
             // The relay that has it decides.
             self.table_instead = None;
         }
-        let mut lease = lease?;
-        if let Some(sink) = lease.sink.take() {
-            self.producer.begin(sink);
-        }
+        lease.map(Some)
+    }
+
+    /// Tells the holder of the lease what a stream of this process delivered on the same server.
+    fn tell_delivered(&mut self, lease: &mut Lease, delivered: Option<Delivered>) {
         let same_server = self
             .served
             .as_ref()
             .is_some_and(|served| *served == lease.stored.server);
-        let sink = self.producer.take_sink()?;
         match delivered {
             Some(of) if same_server && of.position.is_at_or_after(&lease.stored.position) => {
                 lease.knows(of.position, of.published);
@@ -434,6 +439,20 @@ impl Relay {
             // Rows of another server, or rows that another relay published once more.
             Some(_) | None => self.known.left.lock().forget(),
         }
+    }
+
+    /// Reads the table: before a slot is streamed, or instead.
+    async fn at_table(&mut self, why: TableReason, stop: &mut StopSignal) -> Result<Ended> {
+        self.producer.watchdog.release();
+        let delivered = self.end_stream(stop).await?;
+        let Some(mut lease) = self.take_lease(&why, stop).await? else {
+            return Ok(Ended::Stopped);
+        };
+        if let Some(sink) = lease.sink.take() {
+            self.producer.begin(sink);
+        }
+        let sink = self.producer.take_sink()?;
+        self.tell_delivered(&mut lease, delivered);
         self.served = Some(lease.stored.server.clone());
         self.config
             .kafka
@@ -448,15 +467,11 @@ impl Relay {
             self.producer.inside.clone()
         };
         self.producer.watchdog.guard(sink.handle());
-        let config = &self.config;
-        let telemetry = &self.telemetry;
-        let watchdog = &self.producer.watchdog;
-        let stop = stop.clone();
         let process = Process {
-            config,
-            telemetry,
-            watchdog,
-            stop,
+            config: &self.config,
+            telemetry: &self.telemetry,
+            watchdog: &self.producer.watchdog,
+            stop: stop.clone(),
         };
         let quarantine = &mut self.producer.quarantine;
         let (sink, begun, ended) =
