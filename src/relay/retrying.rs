@@ -299,6 +299,14 @@ impl Shared {
         ended
     }
 
+    /// Remembers which events the bus has. Gives how many these are up to the first that it has not.
+    fn note_acked(&self, held: &[ParkedRow], acked: &[bool]) -> usize {
+        for (held, _) in held.iter().zip(acked).filter(|(_, acked)| **acked) {
+            self.known.tried.lock().acked(held.id, held.event.place);
+        }
+        acked.iter().position(|acked| !acked).unwrap_or(acked.len())
+    }
+
     fn is_acked(&self, held: &ParkedRow) -> bool {
         self.known.tried.lock().is_acked(held.id, held.event.place)
     }
@@ -653,7 +661,7 @@ impl RetryRun<'_> {
                 head.key.clone_from(&first.event.key);
             }
             let mut done = held.len();
-            let mut refusal = None;
+            let mut refused = Ok(None);
             if !self.shared.is_acked(first) {
                 let sent = producer.send(&held).await;
                 let Sent {
@@ -662,31 +670,18 @@ impl RetryRun<'_> {
                     ended,
                 } = sent
                     .map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
-                done = acked.iter().position(|acked| !acked).unwrap_or(acked.len());
-                for (held, _) in held.iter().zip(acked).filter(|(_, acked)| *acked) {
-                    self.shared
-                        .known
-                        .tried
-                        .lock()
-                        .acked(held.id, held.event.place);
-                }
+                done = self.shared.note_acked(&held, &acked);
                 self.report(RetryReport {
                     accepting,
                     ..RetryReport::default()
                 });
                 failpoint::reached("retried");
-                match ended {
-                    Ok(ended) => refusal = ended,
-                    Err(error) => {
-                        // Events before it are delivered.
-                        self.write(head, held.get(..done).unwrap_or_default())
-                            .await?;
-                        return Err(Trouble::Whole(error));
-                    }
-                }
+                refused = ended;
             }
+            // Events before an error are delivered.
             self.write(head, held.get(..done).unwrap_or_default())
                 .await?;
+            let refusal = refused.map_err(Trouble::Whole)?;
             match (refusal, held.get(done), held.last()) {
                 (Some(refusal), Some(failed), _) if refusal.is_certain => {
                     head.id = failed.id;
