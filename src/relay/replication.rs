@@ -114,37 +114,7 @@ pub(super) async fn run(
         this.jobs.look_soon();
     }
     let ended = this.run().await;
-    let asked = this.shared.process.stop.asked();
-    match &ended {
-        // The slot is ours as long as the stream is not ended.
-        Ok(how) if *how != Ended::ServerShutDown && asked < Stop::Now => {
-            this.shared.retrying.finish(asked).await
-        }
-        Ok(_) | Err(_) => this.shared.retrying.give_up().await,
-    }
-    this.report(Instant::now());
-    this.pipeline.publisher.forget_unread();
-    let confirmed = this.pipeline.confirmable();
-    let at_once = this.shared.process.stop.asked() == Stop::Now;
-    let stream = this.session.stream.wal;
-    let deadline = Instant::now()
-        + if at_once {
-            Duration::ZERO
-        } else {
-            FINISH_TIMEOUT
-        };
-    let last = Status {
-        received: stream.received(),
-        confirmed,
-        reply_requested: false,
-    };
-    match stream.finish(last, deadline).await {
-        Ok(()) => this.pipeline.publisher.batches.confirmed(confirmed),
-        Err(error) => {
-            tracing::debug!(%error, "the last status update may not have reached the server")
-        }
-    }
-    failpoint::reached("confirmed");
+    this.finish(&ended).await;
     ended
 }
 
@@ -192,6 +162,38 @@ struct Unsent {
 }
 
 impl ReplicationLoop<'_> {
+    /// Ends the retries and the stream, with a last status update.
+    async fn finish(mut self, ended: &Result<Ended>) {
+        let asked = self.shared.process.stop.asked();
+        match ended {
+            // The slot is ours as long as the stream is not ended.
+            Ok(how) if *how != Ended::ServerShutDown && asked < Stop::Now => {
+                self.shared.retrying.finish(asked).await
+            }
+            Ok(_) | Err(_) => self.shared.retrying.give_up().await,
+        }
+        self.report(Instant::now());
+        self.pipeline.publisher.forget_unread();
+        let confirmed = self.pipeline.confirmable();
+        let timeout = match self.shared.process.stop.asked() {
+            Stop::Now => Duration::ZERO,
+            Stop::No | Stop::Drain => FINISH_TIMEOUT,
+        };
+        let stream = self.session.stream.wal;
+        let last = Status {
+            received: stream.received(),
+            confirmed,
+            reply_requested: false,
+        };
+        match stream.finish(last, Instant::now() + timeout).await {
+            Ok(()) => self.pipeline.publisher.batches.confirmed(confirmed),
+            Err(error) => {
+                tracing::debug!(%error, "the last status update may not have reached the server")
+            }
+        }
+        failpoint::reached("confirmed");
+    }
+
     async fn run(&mut self) -> Result<Ended> {
         loop {
             let gathers = self.session.stream.gathers(self.reads());
@@ -392,8 +394,12 @@ impl ReplicationLoop<'_> {
             biased;
             // A job ends once each time that it is begun, so jobs hold up nothing.
             done = self.jobs.next() => Input::Job(Box::new(done)),
-            input = self.shared.next(&mut self.pipeline.publisher, wake, delivers, true) => Input::Shared(input),
-            () = self.session.stream.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Shared(SharedInput::Clock),
+            input = self.shared.next(&mut self.pipeline.publisher, wake, delivers, true) => {
+                Input::Shared(input)
+            }
+            () = self.session.stream.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => {
+                Input::Shared(SharedInput::Clock)
+            }
             io = self.session.stream.wal.ready_io(reads) => Input::Socket(io),
             () = std::future::ready(()), if has_more => Input::Shared(SharedInput::Clock),
             () = std::future::ready(()), if gathers && rest.is_none() => Input::Dry,
