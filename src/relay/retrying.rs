@@ -299,7 +299,7 @@ impl Shared {
         ended
     }
 
-    /// Remembers which events the bus has. Gives how many these are up to the first that it has not.
+    /// Remembers which events the bus has. Gives how many come before the first that it has not.
     fn note_acked(&self, held: &[ParkedRow], acked: &[bool]) -> usize {
         for (held, _) in held.iter().zip(acked).filter(|(_, acked)| **acked) {
             self.known.tried.lock().acked(held.id, held.event.place);
@@ -351,10 +351,21 @@ impl Trouble {
     }
 }
 
+/// The events of an aggregate that are read next.
+#[derive(Clone, Copy)]
+enum NextRead {
+    /// The event of the head alone: a batch is refused as a whole.
+    Event,
+    /// Those behind the events that are done.
+    Batch,
+    /// The first of a batch that cannot be read.
+    OneOfBatch,
+}
+
 const NOTING_A_FAILURE: &str = "noting that it failed again";
 
 /// What to do about an event that cannot be read, where Postgres says no more.
-fn unreadable() -> Remedy {
+fn unreadable_remedy() -> Remedy {
     Remedy::from("see it with ")
         .and(NextCommand::new("parked list"))
         .and("; its row of walrelay.parked was not written by walrelay, or is too large: ")
@@ -457,7 +468,7 @@ impl RetryRun<'_> {
         dropped.iter().for_each(|dropped| self.log_drop(dropped));
         if self.marker.settle(&batch).await.is_ok() {
             let events = dropped.into_iter().map(|(id, waiting, _)| (id, waiting));
-            self.summary.dropped += self.gone(events, &self.shared.metrics.dropped_events);
+            self.summary.dropped += self.release(events, &self.shared.metrics.dropped_events);
             return Ok(());
         }
         for dropped in dropped {
@@ -468,7 +479,7 @@ impl RetryRun<'_> {
             self.drop_in(&mut alone, &dropped);
             match self.marker.settle(&alone).await {
                 Ok(_) => {
-                    self.summary.dropped += self.gone(
+                    self.summary.dropped += self.release(
                         [(dropped.0, dropped.1)],
                         &self.shared.metrics.dropped_events,
                     )
@@ -527,7 +538,11 @@ impl RetryRun<'_> {
     }
 
     /// These are parked no longer, which `counter` counts. Gives how many they are.
-    fn gone(&self, events: impl IntoIterator<Item = (i64, ParkedRef)>, counter: &Counter) -> u64 {
+    fn release(
+        &self,
+        events: impl IntoIterator<Item = (i64, ParkedRef)>,
+        counter: &Counter,
+    ) -> u64 {
         let (ids, released): (Vec<i64>, Vec<ParkedRef>) = events.into_iter().unzip();
         ids.iter()
             .for_each(|id| self.shared.known.tried.lock().written(*id));
@@ -632,19 +647,17 @@ impl RetryRun<'_> {
         producer: &mut RetryProducer<'_>,
         head: &mut AggregateHead,
     ) -> Result<(), Trouble> {
-        // The first one alone: a batch is refused as a whole.
-        let mut alone = true;
-        let mut is_row = true;
+        let mut next = NextRead::Event;
         loop {
-            let held = match self.read(head, alone).await {
-                Ok(held) => held,
-                Err(_) if !alone => {
-                    alone = true;
+            let held = match (self.read(head, next).await, next) {
+                (Ok(held), _) => held,
+                (Err(_), NextRead::Batch) => {
+                    next = NextRead::OneOfBatch;
                     continue;
                 }
                 // The next pass begins with this event, and names it.
-                Err(_) if !is_row => return Ok(()),
-                Err(error) => {
+                (Err(_), NextRead::OneOfBatch) => return Ok(()),
+                (Err(error), NextRead::Event) => {
                     return Err(Trouble::Own {
                         doing: "reading it",
                         row: None,
@@ -656,28 +669,10 @@ impl RetryRun<'_> {
                 return Ok(());
             };
             head.id = first.id;
-            is_row = true;
             if head.key.is_none() {
                 head.key.clone_from(&first.event.key);
             }
-            let mut done = held.len();
-            let mut refused = Ok(None);
-            if !self.shared.is_acked(first) {
-                let sent = producer.send(&held).await;
-                let Sent {
-                    acked,
-                    accepting,
-                    ended,
-                } = sent
-                    .map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
-                done = self.shared.note_acked(&held, &acked);
-                self.report(RetryReport {
-                    accepting,
-                    ..RetryReport::default()
-                });
-                failpoint::reached("retried");
-                refused = ended;
-            }
+            let (done, refused) = self.send(producer, &held, first).await?;
             // Events before an error are delivered.
             self.write(head, held.get(..done).unwrap_or_default())
                 .await?;
@@ -687,9 +682,13 @@ impl RetryRun<'_> {
                     head.id = failed.id;
                     return self.fail(head, failed, &refusal).await;
                 }
-                (Some(_), Some(failed), _) => (head.id, alone) = (failed.id, true),
+                (Some(_), Some(failed), _) => {
+                    head.id = failed.id;
+                    next = NextRead::Event;
+                }
                 (_, _, Some(last)) if head.key.is_some() => {
-                    (head.id, alone, is_row) = (last.id + 1, false, false)
+                    head.id = last.id + 1;
+                    next = NextRead::Batch;
                 }
                 _ => return Ok(()),
             }
@@ -699,17 +698,46 @@ impl RetryRun<'_> {
         }
     }
 
+    /// Sends `held`, which begins with `first`, unless the bus has them. Gives how many come before
+    /// the first that it has not, and why it has not that one.
+    async fn send(
+        &self,
+        producer: &mut RetryProducer<'_>,
+        held: &[ParkedRow],
+        first: &ParkedRow,
+    ) -> Result<(usize, Result<Option<Refusal>>), Trouble> {
+        if self.shared.is_acked(first) {
+            return Ok((held.len(), Ok(None)));
+        }
+        let sent = producer.send(held).await;
+        let Sent {
+            acked,
+            accepting,
+            ended,
+        } = sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
+        let done = self.shared.note_acked(held, &acked);
+        self.report(RetryReport {
+            accepting,
+            ..RetryReport::default()
+        });
+        failpoint::reached("retried");
+        Ok((done, ended))
+    }
+
     /// The next events of an aggregate. Either the bus has all of them, which is not in the table
     /// yet, or none.
-    async fn read(&self, head: &AggregateHead, alone: bool) -> Result<Vec<ParkedRow>> {
-        let events = if alone { 1 } else { BATCH_EVENTS };
+    async fn read(&self, head: &AggregateHead, next: NextRead) -> Result<Vec<ParkedRow>> {
+        let events = match next {
+            NextRead::Event | NextRead::OneOfBatch => 1,
+            NextRead::Batch => BATCH_EVENTS,
+        };
         let limit = Limit {
             events,
             bytes: self.shared.config.sink.max_in_flight_bytes / COPIES,
         };
         let mut held = self.marker.held(head, limit).await.map_err(|error| {
             if error.any_remedy().is_none() {
-                error.remedy(unreadable())
+                error.remedy(unreadable_remedy())
             } else {
                 error
             }
@@ -746,7 +774,7 @@ impl RetryRun<'_> {
             )
         };
         if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
-            self.summary.sent += self.gone(
+            self.summary.sent += self.release(
                 events.iter().map(entry),
                 &self.shared.metrics.unparked_events,
             );
@@ -761,7 +789,7 @@ impl RetryRun<'_> {
             settled.map_err(|error| {
                 Trouble::of("noting that it was delivered", &held.event.row, error)
             })?;
-            self.summary.sent += self.gone([entry(held)], &self.shared.metrics.unparked_events);
+            self.summary.sent += self.release([entry(held)], &self.shared.metrics.unparked_events);
         }
         Ok(())
     }
