@@ -166,11 +166,11 @@ fn plan(
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }
         let cause = format!("{found}, and nothing was relayed before");
-        return Ok(RecoveryPlan::from_nothing(backlog(config), cause));
+        return Ok(RecoveryPlan::from_nothing(first_rows(config), cause));
     };
     if config.state.adopt_slot {
         let rows = if config.source.backlog.is_some() {
-            backlog(config)
+            first_rows(config)
         } else {
             Rows::None
         };
@@ -382,7 +382,7 @@ pub(super) fn polled(
         // The first time: until is that of the first look.
         let is_first = loaded.is_none() || config.source.backlog.is_some();
         let rows = if is_first {
-            backlog(config)
+            first_rows(config)
         } else {
             Rows::None
         };
@@ -456,7 +456,7 @@ pub(super) fn wants_backlog(config: &Config) -> bool {
 }
 
 /// The rows to read where nothing was published before.
-fn backlog(config: &Config) -> Rows {
+fn first_rows(config: &Config) -> Rows {
     match &config.source.backlog {
         // Of each table those that are pending, or all.
         None => Rows::Unpublished,
@@ -514,8 +514,7 @@ fn backlogs(config: &Config) -> &'static str {
         "--backlog all (some events are duplicates)"
     } else {
         "--backlog all, --backlog since=TIME (some events are duplicates) or --backlog none (what \
-         was not relayed is given \
-         up)"
+         was not relayed is given up)"
     }
 }
 
@@ -529,8 +528,7 @@ fn choices(config: &Config) -> Remedy {
     };
     Remedy::from(format!(
         "{first}walrelay can recreate the slot, and asks you which rows of the table are published \
-         then: start it once with \
-         --adopt-slot and {}. `",
+         then: start it once with --adopt-slot and {}. `",
         backlogs(config)
     ))
     .and(NextCommand::new("verify").option("slot", &config.source.slot))
@@ -561,8 +559,7 @@ pub(super) fn fits(
     if facts.order.is_none() && !matches!(task, TableTask::Again(_)) {
         let cause = format!(
             "slot {slot}: the relay must read rows of table {table}, and no column gives their \
-             order: the table has no \
-             identity or serial column"
+             order: the table has no identity or serial column"
         );
         return Err(Error::new(Kind::PositionMismatch, cause).remedy(format!(
             "{NEEDS_ORDER}. To go on without these rows: --adopt-slot"

@@ -224,7 +224,8 @@ impl Owned<'_> {
             control,
             marker,
         } = self;
-        let (producer, sink) = own(config, producer, &server.system_identifier).await?;
+        let (producer, sink) =
+            producer_of_session(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
         let (mut store, loaded) = read_position(config, producer, control, known, &server).await?;
         // Read again now that the slot is ours: its previous relay may have continued while this
@@ -255,12 +256,14 @@ impl Owned<'_> {
         start.notes.into_iter().for_each(warn);
         let mut identity = Stored {
             position: start.position,
-            published: start.published.or_else(|| begins(&now, start.position)),
+            published: start
+                .published
+                .or_else(|| published_before_slot(&now, start.position)),
             catch_up: None,
-            ..identity(server, slot, loaded.as_ref())
+            ..stored_now(server, slot, loaded.as_ref())
         };
         if config.state.adopt_slot {
-            identity.publication_version = version(facts);
+            identity.publication_version = publication_version(facts);
         }
         known.stored.send_replace(Some(identity.clone()));
         if loaded.as_ref() != Some(&identity) {
@@ -268,14 +271,13 @@ impl Owned<'_> {
             store.store(&identity).await?;
         }
         let waiting = waiting_events(config, control, marker).await?;
-        let had_whole_table = loaded.is_none_or(|stored| stored.stream_only.is_empty());
         Ok(Some(Start {
             store: Some(store),
             sink,
             identity,
             wal_end: now.wal_end,
             waiting,
-            had_whole_table,
+            had_whole_table: loaded.is_none_or(|stored| stored.stream_only.is_empty()),
         }))
     }
 }
@@ -358,14 +360,15 @@ impl Lease {
         let database = DatabaseIdentity::of(sql.client()).await?;
         let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
-        let (producer, sink) = own(config, producer, &server.system_identifier).await?;
+        let (producer, sink) =
+            producer_of_session(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
         let (store, loaded) = read_position(config, producer, &control, known, &server).await?;
         let slot = SlotNow {
             cluster_id,
             ..slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()))
         };
-        let fresh = identity(server, slot.clone(), loaded.as_ref());
+        let fresh = stored_now(server, slot.clone(), loaded.as_ref());
         let found = Found {
             config,
             loaded: loaded.as_ref(),
@@ -574,7 +577,7 @@ async fn identify_by_any(
 
 /// The producer that outlives sessions, as it was `given`, or one of this session's own, which has
 /// fenced all before it. Call only with slot or lease. Waits for the bus for as long as it takes.
-async fn own(
+async fn producer_of_session(
     config: &Config,
     given: Option<SinkHandle>,
     system_identifier: &str,
@@ -602,7 +605,7 @@ async fn own(
 
 /// The position to store for this server, slot and publication, with the progress that was
 /// `loaded`.
-fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
+fn stored_now(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
     let known_version = loaded
         .filter(|loaded| {
             loaded.publication_oid == slot.publication_oid && !loaded.publication_version.is_empty()
@@ -642,7 +645,7 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
             .publication()
             .map(|publication| publication.oid)
             .unwrap_or_default(),
-        publication_version: version(facts),
+        publication_version: publication_version(facts),
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
         membership_oids: memberships(&fingerprints),
         message_prefixes: sorted(
@@ -657,7 +660,7 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
 }
 
 /// The version of the publication as it is now.
-pub(super) fn version(facts: &Facts) -> String {
+pub(super) fn publication_version(facts: &Facts) -> String {
     facts
         .publication()
         .map(|publication| publication.row_version.clone())
@@ -688,7 +691,7 @@ fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
 }
 
 /// The published rows before the slot delivered anything.
-fn begins(now: &WalPosition, position: Position) -> Option<Published> {
+fn published_before_slot(now: &WalPosition, position: Position) -> Option<Published> {
     let oldest = now.slot.as_ref()?.catalog_xmin.as_ref()?.parse().ok()?;
     Some(Published::from_slot(
         oldest,
@@ -760,7 +763,7 @@ pub(crate) async fn start_from(
         cluster_id,
         ..slot_now(config, facts, confirmed_flush(facts.slot.as_ref()))
     };
-    let fresh = identity(server.clone(), slot.clone(), loaded);
+    let fresh = stored_now(server.clone(), slot.clone(), loaded);
     let found = Found {
         config,
         loaded,

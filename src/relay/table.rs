@@ -27,7 +27,7 @@ use crate::relay::jobs::LOOK_INTERVAL;
 use crate::relay::producer::setup_of;
 use crate::relay::published_versions::PollScan;
 use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
-use crate::relay::session::{Lease, version};
+use crate::relay::session::{Lease, publication_version};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
@@ -191,8 +191,9 @@ async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
         if config.delivery.transactions().is_some() && facts.xid_column.is_none() {
             tracing::warn!(event = "xid_column_missing", slot = %source.slot, table = %facts.name,
                 "rows do not tell their transaction: rows that are read again after a crash may be \
-                 published twice: \
-                 alter table {} add column xid xid8 not null default pg_current_xact_id()", facts.name);
+                 published twice: alter table {} add column xid xid8 not null \
+                 default pg_current_xact_id()",
+                facts.name);
         }
         tables.push(OutboxTable {
             number,
@@ -292,7 +293,7 @@ impl Work<'_> {
         // The old position means nothing to the new slot.
         stored.position = Position::default();
         stored.published = plan.published;
-        stored.publication_version = version(&self.facts);
+        stored.publication_version = publication_version(&self.facts);
         stored.catch_up = Some(CatchUp::new(plan.rows, None));
         self.reading.save().await?;
         failpoint::reached("intended");
@@ -333,7 +334,7 @@ impl Work<'_> {
     fn log_plan(&self, plan: &RecoveryPlan) {
         let slot = &self.config.source.slot;
         let cause = &plan.cause;
-        let rows = named(&plan.rows);
+        let rows = description(&plan.rows);
         // The first one, or one behind a poller: nothing went wrong.
         match (
             self.reading.stored.position == Position::default(),
@@ -366,7 +367,9 @@ impl Work<'_> {
     async fn finish_begun(&mut self, until: Snapshot) -> Result<Option<()>> {
         let began = begin(&self.reader, &self.tables, None).await?;
         let lsn = began.wal_end;
-        let read = self.read(lsn, Some(&until), PollScan::Xmin, false).await?;
+        let read = self
+            .read(lsn, Some(&until), PollScan::Xmin, Total::Unknown)
+            .await?;
         if read.is_none() {
             return Ok(None);
         }
@@ -467,7 +470,10 @@ impl Work<'_> {
     async fn catch_up(&mut self, until: Snapshot, lsn: Lsn, again: bool) -> Result<Ended> {
         let began = Instant::now();
         let resumed = again.then_some(&until);
-        let Some(read) = self.read(lsn, resumed, PollScan::Xmin, true).await? else {
+        let Some(read) = self
+            .read(lsn, resumed, PollScan::Xmin, Total::Counted)
+            .await?
+        else {
             return Ok(Ended::Stopped);
         };
         self.is_read(until, lsn, None, PollScan::Xmin).await?;
@@ -543,15 +549,7 @@ impl Work<'_> {
             self.reading.retry_parked().await?;
             let now = begin(&self.reader, &self.tables, None).await?;
             let lsn = now.wal_end;
-            let resumed = self.begun_until();
-            if resumed.is_none() {
-                let catch_up = &mut self.reading.stored.catch_up;
-                // Where it is the first time, what was configured for that.
-                let rows = catch_up
-                    .take()
-                    .map_or(Rows::Unpublished, |first| first.rows);
-                *catch_up = Some(CatchUp::new(rows, Some(now.snapshot.clone())));
-            }
+            let resumed = self.resumed_or_begun(&now.snapshot);
             if std::mem::take(&mut is_first) {
                 // Rows that are left out now stay left out, also for the next relay.
                 self.reading.save().await?;
@@ -565,7 +563,10 @@ impl Work<'_> {
                 PollScan::Column
             };
             self.begin_scan(scan).await?;
-            let Some(read) = self.read(lsn, resumed.as_ref(), scan, false).await? else {
+            let Some(read) = self
+                .read(lsn, resumed.as_ref(), scan, Total::Unknown)
+                .await?
+            else {
                 return Ok(Ended::Stopped);
             };
             // Rows that the process before this one read are not remembered.
@@ -598,6 +599,21 @@ impl Work<'_> {
                 return Ok(Ended::Stopped);
             }
         }
+    }
+
+    /// The snapshot of the scan that was interrupted. None: there was none, and one up to `now` is
+    /// begun.
+    fn resumed_or_begun(&mut self, now: &Snapshot) -> Option<Snapshot> {
+        let resumed = self.begun_until();
+        if resumed.is_none() {
+            let catch_up = &mut self.reading.stored.catch_up;
+            // Where it is the first time, what was configured for that.
+            let rows = catch_up
+                .take()
+                .map_or(Rows::Unpublished, |first| first.rows);
+            *catch_up = Some(CatchUp::new(rows, Some(now.clone())));
+        }
+        resumed
     }
 
     /// Whether a slot can be made by now, and would not have to wait for open transactions.
@@ -658,8 +674,8 @@ impl Work<'_> {
             let verify = NextCommand::new("verify");
             tracing::warn!(event = "table_rewritten", slot = %self.config.source.slot,
                 "a table was rewritten: of rows that were copied into it just before, those whose \
-                 transaction column has \
-                 a published transaction are not published: `{verify}` finds them");
+                 transaction column has a published transaction are not published: `{verify}` \
+                 finds them");
         }
         Ok(())
     }
@@ -677,8 +693,7 @@ impl Work<'_> {
             .for_each(|table| {
                 tracing::warn!(event = "table_unlogged", %slot,
                 "table {table} is unlogged: a crash of the server empties it, and unpublished rows \
-                 are lost: alter \
-                 table {table} set logged");
+                 are lost: alter table {table} set logged");
             });
         if self.facts.slot.is_some() {
             tracing::warn!(event = "slot_unused", %slot,
@@ -765,7 +780,7 @@ impl Work<'_> {
         lsn: Lsn,
         resumed: Option<&Snapshot>,
         scan: PollScan,
-        counted: bool,
+        total: Total,
     ) -> Result<Option<u64>> {
         let mut read = 0;
         for table @ OutboxTable { outbox, facts, .. } in &self.tables {
@@ -795,8 +810,8 @@ impl Work<'_> {
                 after: after.as_ref(),
                 limit: None,
             };
-            let total = match counted {
-                true => {
+            let total = match total {
+                Total::Counted => {
                     let sql = count(facts, outbox, &selection)?;
                     Some(tokio::select! {
                         biased;
@@ -805,7 +820,7 @@ impl Work<'_> {
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }
-                false => None,
+                Total::Unknown => None,
             };
             if let Some(total) = total {
                 let slot = &self.config.source.slot;
@@ -852,7 +867,7 @@ async fn begin(reader: &Reader, tables: &[OutboxTable<'_>], adopt: Option<&str>)
         .await
 }
 
-fn named(rows: &Rows) -> String {
+fn description(rows: &Rows) -> String {
     match rows {
         Rows::All => "all".to_owned(),
         Rows::None => "none".to_owned(),
@@ -860,6 +875,13 @@ fn named(rows: &Rows) -> String {
         Rows::Since(time) => format!("since {time}"),
         Rows::Unpublished => "those that were not published".to_owned(),
     }
+}
+
+/// Whether rows are counted, and their number is logged, before they are read.
+#[derive(Clone, Copy)]
+enum Total {
+    Counted,
+    Unknown,
 }
 
 /// The backend of the oldest open transaction, where one is open. A prepared one has no backend.

@@ -93,7 +93,7 @@ struct Scan<'q> {
 }
 
 impl Scan<'_> {
-    fn whole(&self) -> Result<()> {
+    fn judge_total(&self) -> Result<()> {
         match self.query.total.filter(|total| *total != self.read) {
             None => Ok(()),
             Some(total) => {
@@ -235,10 +235,14 @@ impl<'a> TableLoop<'a> {
                 .is_some()
             {
                 self.save_to_last(scan).await?;
-                return if drained { Ok(None) } else { Err(self.late()) };
+                return if drained {
+                    Ok(None)
+                } else {
+                    Err(self.late_error())
+                };
             }
             if scan.ended && drained && self.shared.leaving.is_none() {
-                return scan.whole().map(|()| Some(scan.sent));
+                return scan.judge_total().map(|()| Some(scan.sent));
             }
             if self.is_full(scan, now) {
                 // The stored position is that after the last row in the transaction.
@@ -276,7 +280,9 @@ impl<'a> TableLoop<'a> {
         tokio::select! {
             biased;
             // Parked events are retried between two scans: see `retry_parked`.
-            input = self.shared.next(&mut self.publisher, wake, true, false) => Input::Shared(input),
+            input = self.shared.next(&mut self.publisher, wake, true, false) => {
+                Input::Shared(input)
+            }
             row = scan.rows.next(), if room => Input::Row(row),
         }
     }
@@ -311,7 +317,7 @@ impl<'a> TableLoop<'a> {
             .event(place, scan.query.table.number, row.values());
         let mut event = match event {
             Ok(event) => event,
-            Err((column, fault)) => return Err(self.unfit(scan, column, fault)),
+            Err((column, fault)) => return Err(self.unfit_error(scan, column, fault)),
         };
         scan.read += 1;
         failpoint::reached("read");
@@ -380,7 +386,7 @@ impl<'a> TableLoop<'a> {
             .report(&mut self.publisher, Streamed::default(), now);
     }
 
-    fn late(&self) -> Error {
+    fn late_error(&self) -> Error {
         let left = self.publisher.ledger.in_flight_events();
         let slot = &self.shared.process.config.source.slot;
         let cause = format!("stopped with {left} rows of slot {slot} not acked");
@@ -388,7 +394,7 @@ impl<'a> TableLoop<'a> {
             .remedy("nothing is lost: they are read again at the next start")
     }
 
-    fn unfit(&self, scan: &Scan<'_>, column: usize, fault: Fault) -> Error {
+    fn unfit_error(&self, scan: &Scan<'_>, column: usize, fault: Fault) -> Error {
         let slot = &self.shared.process.config.source.slot;
         let row = scan.read;
         let table = &scan.query.table.facts.name;
@@ -496,11 +502,13 @@ impl<'a> TableLoop<'a> {
         }
         self.publisher.batches.seal();
         failpoint::reached("progress");
+        let config = self.shared.process.config;
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
             end = &mut self.shared.control => return Err(end.error().clone()),
-            () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.shutdown.timeout) => {
-                let cause = format!("stopped before the progress of slot {} was stored", self.shared.process.config.source.slot);
+            () = stop_is_due(&mut self.shared.process.stop, config.shutdown.timeout) => {
+                let slot = &config.source.slot;
+                let cause = format!("stopped before the progress of slot {slot} was stored");
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
                     .remedy("nothing is lost: rows after the stored progress are read at the next \
                              start"));
