@@ -516,8 +516,7 @@ impl HeldCommits {
         let seconds = HELD_MAX.as_secs();
         let cause = format!(
             "Postgres counts this relay as a synchronous standby, and for {seconds} s {missing}: \
-             leaving the stream, so that \
-             commits wait for other standbys alone"
+             leaving the stream, so that commits wait for other standbys alone"
         );
         Error::new(kind, cause)
     }

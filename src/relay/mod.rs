@@ -80,7 +80,9 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     let result = tokio::select! {
         biased;
         result = Box::pin(relay.run(&mut stop)) => result,
-        () = keep_retention(&retention, &known, &metrics) => Err(Error::new(Kind::Bug, "the retention came to an end")),
+        () = keep_retention(&retention, &known, &metrics) => {
+            Err(Error::new(Kind::Bug, "the retention came to an end"))
+        }
     };
     if stop.asked() < Stop::Now {
         relay.producer.end().await;

@@ -579,15 +579,13 @@ impl ReplicationLoop<'_> {
                 let verify = NextCommand::new("verify");
                 tracing::warn!(event = "publication_altered", %slot, publication, why,
                     "the publication was altered: if inserts were not published in between, rows \
-                     of that time are missing \
-                     from the stream; `{verify}` names them");
+                     of that time are missing from the stream; `{verify}` names them");
                 identity.publication_version = now.publication_version;
             }
             (None, _, Some(now)) => {
                 tracing::warn!(event = "publication_altered", %slot, publication,
                     "the publication was altered: rows of that time may be missing from the \
-                     stream; reading from the \
-                     table what was not published");
+                     stream; reading from the table what was not published");
                 self.altered = Some(now);
             }
             (_, _, None) => {}

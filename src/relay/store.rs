@@ -234,8 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_rewritten_between_two_sessions_is_noticed_unless_another_relay_or_server_was_at_work()
-     {
+    fn a_table_rewritten_between_sessions_is_noticed_unless_another_relay_or_server_worked() {
         let here = stored(1, 0).server;
         let there = stored(2, 0).server;
         for (lsn, server, expected) in [(1, &here, true), (9, &here, false), (1, &there, false)] {

@@ -540,7 +540,11 @@ mod tests {
         for _ in 0..20 {
             let soon = Instant::now() + Duration::from_micros(100);
             // Polled once, so that it is set; it may have rung by the time it is set anew.
-            tokio::select! { biased; () = alarm.at(soon) => {}, () = tokio::task::yield_now() => {} }
+            tokio::select! {
+                biased;
+                () = alarm.at(soon) => {},
+                () = tokio::task::yield_now() => {}
+            }
             while Instant::now() < soon {
                 tokio::task::yield_now().await;
             }

@@ -700,10 +700,8 @@ fn warn_once<'a>(
 pub(crate) fn no_dead_letters(topic: &str) -> String {
     Remedy::from(format!(
         "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the \
-         brokers create it, all \
-         events wait behind the first dead letter; create it: kafka-topics --bootstrap-server … \
-         --create --topic {topic}, and grant Write and \
-         Describe on it"
+         brokers create it, all events wait behind the first dead letter; create it: kafka-topics \
+         --bootstrap-server … --create --topic {topic}, and grant Write and Describe on it"
     ))
     .to_string()
 }
