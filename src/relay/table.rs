@@ -281,13 +281,10 @@ impl Work<'_> {
     /// Makes the slot, and catches up with what is before it.
     async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
         self.log_plan(&plan);
-        if let Some(until) = self.begun_until().filter(|_| plan.finishes) {
-            self.reading.stored.published = plan.published.take();
-            if self.finish_begun(until).await?.is_none() {
-                return Ok(Ended::Stopped);
-            }
-            plan.published = self.reading.stored.published.take();
-            plan.rows = Rows::Unpublished;
+        if let Some(until) = self.begun_until().filter(|_| plan.finishes)
+            && self.finish_begun(until, &mut plan).await?.is_none()
+        {
+            return Ok(Ended::Stopped);
         }
         let stored = &mut self.reading.stored;
         // The old position means nothing to the new slot.
@@ -363,10 +360,16 @@ impl Work<'_> {
         self.reading.stored.catch_up.as_ref()?.until.clone()
     }
 
-    /// Finishes an interrupted read without its slot; none where the relay was told to stop.
-    async fn finish_begun(&mut self, until: Snapshot) -> Result<Option<()>> {
+    /// Finishes an interrupted read without its slot, so that `plan` is for the rest; none where the
+    /// relay was told to stop.
+    async fn finish_begun(
+        &mut self,
+        until: Snapshot,
+        plan: &mut RecoveryPlan,
+    ) -> Result<Option<()>> {
         let began = begin(&self.reader, &self.tables, None).await?;
         let lsn = began.wal_end;
+        self.reading.stored.published = plan.published.take();
         let read = self
             .read(lsn, Some(&until), PollScan::Xmin, Total::Unknown)
             .await?;
@@ -375,6 +378,8 @@ impl Work<'_> {
         }
         self.is_read(until, lsn, Some(began.flushed), PollScan::Xmin)
             .await?;
+        plan.published = self.reading.stored.published.take();
+        plan.rows = Rows::Unpublished;
         Ok(Some(()))
     }
 
