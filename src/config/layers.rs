@@ -43,6 +43,16 @@ pub struct Config {
     pub otel: Option<OtelConfig>,
 }
 
+impl Config {
+    /// The address of the bus; none of a sink of this process.
+    pub(crate) fn bus_address(&self) -> Option<&str> {
+        match self.sink.kind {
+            SinkKind::Kafka => Some(&self.kafka.brokers),
+            SinkKind::Stdout | SinkKind::Null => None,
+        }
+    }
+}
+
 /// The slot with its server. The keys of `[slot]` are fields of this, too.
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
@@ -542,7 +552,7 @@ impl Settings {
         };
         refuse_if(
             !config.sink.kind.capabilities().transactions,
-            "needs transactions of the bus, and sink.kind has none",
+            "needs transactions of the bus, and this sink.kind has none",
             "set delivery.guarantee to at-least-once",
         )?;
         refuse_if(

@@ -70,9 +70,10 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         "at-least-once"
     };
     let bus = config.sink.kind.bus().name;
+    let bus_address = config.bus_address();
     tracing::info!(
         event = "starting", version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot,
-        database = config.source.database.describe(), bus,
+        database = config.source.database.describe(), bus, bus_address,
         mode = format!("{:?}", config.source.mode).to_lowercase(), guarantee = promised, "starting"
     );
     let mut relay = Relay::new(config, telemetry)?;

@@ -111,6 +111,8 @@ pub(super) struct BatchEnd {
     marker: Arc<Marker>,
     /// Whether it is written: other sessions may not see the rows yet.
     is_written: bool,
+    /// Whether it marks rows: events that are parked alone say nothing of marks.
+    marks_rows: bool,
 }
 
 /// An input that does not depend on the source.
@@ -244,6 +246,7 @@ impl<'a> SharedLoop<'a> {
             SharedInput::WrittenBack(Ok(BatchEnd {
                 marker,
                 is_written: false,
+                ..
             })) => {
                 self.session = Some(WriteSession::Open(marker));
                 publisher.write_backs.abandon();
@@ -256,14 +259,13 @@ impl<'a> SharedLoop<'a> {
             SharedInput::WrittenBack(Ok(BatchEnd {
                 marker,
                 is_written: true,
+                marks_rows,
             })) => {
                 self.session = Some(WriteSession::Open(marker));
-                let parks_alone = publisher.write_backs.parks_alone();
                 telemetry
                     .metrics
                     .written_back(publisher.write_backs.finish());
-                // Events that are parked alone say nothing of marks that were refused.
-                if !parks_alone || publisher.write_backs.is_empty() {
+                if marks_rows || publisher.write_backs.is_empty() {
                     self.refused_writes.are_over(config, telemetry);
                 }
                 failpoint::reached("marked");
@@ -370,6 +372,7 @@ impl<'a> SharedLoop<'a> {
             WriteSession::Open(marker) => Ok(Arc::clone(marker)),
             WriteSession::Failed(database) => Err((self.process.config.clone(), database.clone())),
         };
+        let marks_rows = batch.marks_rows();
         self.writing_back = fused(async move {
             failpoint::reached("marking");
             let marker = match opened {
@@ -380,7 +383,11 @@ impl<'a> SharedLoop<'a> {
             if is_written {
                 marker.settle(&batch).await?;
             }
-            Ok(BatchEnd { marker, is_written })
+            Ok(BatchEnd {
+                marker,
+                is_written,
+                marks_rows,
+            })
         });
     }
 

@@ -252,6 +252,13 @@ pub struct Batch {
     pub xids: Vec<u32>,
 }
 
+impl Batch {
+    /// Whether rows of the outbox are written to.
+    pub fn marks_rows(&self) -> bool {
+        !(self.acked.is_empty() && self.failed.is_empty() && self.waiting.is_empty())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
