@@ -231,6 +231,7 @@ mod tests {
     use super::*;
     use crate::suggest::ColumnUse;
     use walrelay_core::catalog::Table;
+    use walrelay_core::testing::column_of;
 
     #[test]
     fn what_setup_will_refuse_is_foretold_in_its_words() {
@@ -238,7 +239,7 @@ mod tests {
         let table = |persistence: &str, columns: &[(&str, &str)]| {
             let columns = columns
                 .iter()
-                .map(|(name, base)| Column::of(name, base))
+                .map(|(name, base)| column_of(name, base))
                 .collect();
             Table {
                 kind: "r".into(),

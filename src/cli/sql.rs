@@ -234,6 +234,7 @@ fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::testing::column_of;
 
     #[test]
     fn clocks_that_differ_by_more_than_the_measurement_leaves_open_are_a_fault() {
@@ -259,7 +260,7 @@ mod tests {
     fn table(columns: &[(&str, &str)]) -> Table {
         let columns = columns
             .iter()
-            .map(|(name, base)| Column::of(name, base))
+            .map(|(name, base)| column_of(name, base))
             .collect();
         Table {
             kind: "r".to_owned(),

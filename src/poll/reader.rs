@@ -631,13 +631,14 @@ fn is_named_by(column: &Column, sql: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::testing::column_of;
 
     #[test]
     fn an_expression_that_only_names_a_column_is_recognized() {
-        let plain = Column::of("seq", "int8");
+        let plain = column_of("seq", "int8");
         let quoted = Column {
             written: "\"null\"".to_owned(),
-            ..Column::of("null", "int8")
+            ..column_of("null", "int8")
         };
         assert!(
             is_named_by(&plain, " seq ")

@@ -628,6 +628,7 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
 mod tests {
     use super::*;
     use walrelay_core::config::{EventSource, RowKey, Upkeep};
+    use walrelay_core::testing::{column_of, with_default};
 
     fn outbox() -> OutboxConfig {
         OutboxConfig {
@@ -662,7 +663,7 @@ mod tests {
             columns: Vec::new(),
             key: vec![Column {
                 not_null: true,
-                ..Column::of("id", "uuid")
+                ..column_of("id", "uuid")
             }],
             xid_column: Some("x".to_owned()),
             xid_not_null: true,
@@ -773,7 +774,7 @@ mod tests {
     #[test]
     fn a_payload_of_type_oid_is_refused_as_by_the_stream() {
         let of = |base_oid: u32| {
-            let mut payload = Column::of("payload", "text");
+            let mut payload = column_of("payload", "text");
             payload.base.oid = base_oid;
             let table = Table {
                 kind: "r".to_owned(),
@@ -813,11 +814,11 @@ mod tests {
         let identity = |name| Column {
             is_identity: true,
             not_null: true,
-            ..Column::of(name, "int8")
+            ..column_of(name, "int8")
         };
-        let default = |name, base, sql| Column::of(name, base).with_default(sql);
+        let default = |name, base, sql| with_default(column_of(name, base), sql);
         let serial = |name| default(name, "int4", "nextval('public.s'::regclass)");
-        let id = |base| Column::of("id", base);
+        let id = |base| column_of("id", base);
         for (columns, expected) in [
             (
                 vec![id("int8"), serial("n"), identity("se\"q")],
@@ -828,10 +829,10 @@ mod tests {
                 Some(("\"n\"", "integer", false)),
             ),
             (
-                vec![id("int4"), Column::of("n", "int8")],
+                vec![id("int4"), column_of("n", "int8")],
                 Some(("\"id\"", "integer", false)),
             ),
-            (vec![id("uuid"), Column::of("n", "int8")], None),
+            (vec![id("uuid"), column_of("n", "int8")], None),
             // A number that is made of nothing in order, and a text that is.
             (
                 vec![
@@ -863,7 +864,7 @@ mod tests {
             [("id", "uuid")]
                 .into_iter()
                 .chain(others)
-                .map(|(name, base)| Column::of(name, base))
+                .map(|(name, base)| column_of(name, base))
                 .collect()
         };
         let named = |name: &str| {
@@ -879,8 +880,8 @@ mod tests {
         assert_eq!(named("day").unwrap().time.as_deref(), Some("day"));
         assert_eq!(
             found(vec![
-                Column::of("id", "uuid"),
-                Column::of("timestamp", "date")
+                column_of("id", "uuid"),
+                column_of("timestamp", "date")
             ])
             .time,
             None

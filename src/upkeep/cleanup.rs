@@ -773,6 +773,7 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::testing::{column_of, with_default};
 
     use crate::state::{CatchUp, Rows};
     use walrelay_core::ledger::trail::Pair;
@@ -783,7 +784,7 @@ mod tests {
     fn a_table_without_a_time_has_no_retention() {
         let name: TableName = "outbox".parse().unwrap();
         assert_eq!(
-            time_of(&name, None, &table(vec![Column::of("day", "date")]))
+            time_of(&name, None, &table(vec![column_of("day", "date")]))
                 .unwrap_err()
                 .kind(),
             Kind::Config
@@ -811,10 +812,10 @@ mod tests {
 
     #[test]
     fn published_rows_are_found_by_pending_or_else_the_xid_column_or_else_xmin() {
-        let filled = |name, base| Column::of(name, base).with_default("pg_current_xact_id()");
+        let filled = |name, base| with_default(column_of(name, base), "pg_current_xact_id()");
         let mut outbox = OutboxConfig::default();
         let with = table(vec![
-            Column::of("x", "xid8"),
+            column_of("x", "xid8"),
             filled("y", "xid8"),
             filled("xid", "xid8"),
         ]);
@@ -826,7 +827,7 @@ mod tests {
             }
         );
         assert_eq!(
-            Basis::of(&outbox, &table(vec![Column::of("xid", "xid8")])),
+            Basis::of(&outbox, &table(vec![column_of("xid", "xid8")])),
             Basis::Xmin
         );
         assert_eq!(

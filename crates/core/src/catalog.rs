@@ -355,6 +355,7 @@ pub fn no_column<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{column_of, with_default};
 
     fn table(columns: Vec<Column>) -> Table {
         Table {
@@ -369,9 +370,9 @@ mod tests {
         let with = |base, default: Option<&str>| {
             let told = Column {
                 default: default.map(str::to_owned),
-                ..Column::of("x", base)
+                ..column_of("x", base)
             };
-            table(vec![Column::of("id", "uuid"), told])
+            table(vec![column_of("id", "uuid"), told])
                 .xid_column()
                 .map(|column| column.name.clone())
         };
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(with("xid8", None), None);
         assert_eq!(with("xid8", Some("public.pg_current_xact_id()")), None);
         assert_eq!(with("text", Some("pg_current_xact_id()")), None);
-        let filled = |name| Column::of(name, "xid8").with_default("pg_current_xact_id()");
+        let filled = |name| with_default(column_of(name, "xid8"), "pg_current_xact_id()");
         assert_eq!(
             table(vec![filled("y"), filled("xid")])
                 .xid_column()

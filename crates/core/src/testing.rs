@@ -232,45 +232,45 @@ pub mod wire {
     }
 }
 
-impl Column {
-    pub fn of(name: &str, base: &str) -> Column {
-        let (base_oid, base_type) = match base {
-            "int8" => (20, "bigint"),
-            "int4" => (23, "integer"),
-            "text" => (25, "text"),
-            "date" => (1082, "date"),
-            "timestamp" => (1114, "timestamp without time zone"),
-            "timestamptz" => (1184, "timestamp with time zone"),
-            "uuid" => (2950, "uuid"),
-            "xid8" => (5069, "xid8"),
-            other => panic!("{other}"),
-        };
-        let name = name.to_owned();
-        let type_name = base_type.to_owned();
-        let sql = type_name.clone();
-        let base = base.to_owned();
-        let base = BaseType {
-            name: base,
-            oid: base_oid,
-            sql,
-            is_ordered: true,
-            ..BaseType::default()
-        };
-        Column {
-            written: name.clone(),
-            name,
-            type_name,
-            type_modifier: -1,
-            base,
-            ..Column::default()
-        }
+/// A column of the type `base`.
+pub fn column_of(name: &str, base: &str) -> Column {
+    let (base_oid, base_type) = match base {
+        "int8" => (20, "bigint"),
+        "int4" => (23, "integer"),
+        "text" => (25, "text"),
+        "date" => (1082, "date"),
+        "timestamp" => (1114, "timestamp without time zone"),
+        "timestamptz" => (1184, "timestamp with time zone"),
+        "uuid" => (2950, "uuid"),
+        "xid8" => (5069, "xid8"),
+        other => panic!("{other}"),
+    };
+    let name = name.to_owned();
+    let type_name = base_type.to_owned();
+    let sql = type_name.clone();
+    let base = base.to_owned();
+    let base = BaseType {
+        name: base,
+        oid: base_oid,
+        sql,
+        is_ordered: true,
+        ..BaseType::default()
+    };
+    Column {
+        written: name.clone(),
+        name,
+        type_name,
+        type_modifier: -1,
+        base,
+        ..Column::default()
     }
+}
 
-    pub fn with_default(self, sql: &str) -> Column {
-        Column {
-            default: Some(sql.to_owned()),
-            ..self
-        }
+/// `column` with this default.
+pub fn with_default(column: Column, sql: &str) -> Column {
+    Column {
+        default: Some(sql.to_owned()),
+        ..column
     }
 }
 

@@ -537,6 +537,7 @@ mod tests {
     use crate::source::preflight::{Server, Slot};
     use walrelay_core::config::EventSource;
     use walrelay_core::position::Lsn;
+    use walrelay_core::testing::column_of;
 
     fn source(mode: Mode) -> SourceConfig {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
@@ -922,7 +923,7 @@ mod tests {
             oid: 1,
             name: "sales.outbox".parse().unwrap(),
             columns: Vec::new(),
-            key: vec![walrelay_core::catalog::Column::of("id", "uuid")],
+            key: vec![column_of("id", "uuid")],
             xid_column: xid.then(|| "xid".to_owned()),
             xid_not_null: false,
             order,

@@ -337,11 +337,12 @@ fn in_short_transaction(sql: &str) -> String {
 mod tests {
     use super::*;
     use walrelay_core::catalog::Column;
+    use walrelay_core::testing::column_of;
 
     fn table(kind: &str, columns: &[(&str, &str, Option<&str>)]) -> Table {
         let column = |(name, base, default): &(&str, &str, Option<&str>)| Column {
             default: default.map(str::to_owned),
-            ..Column::of(name, base)
+            ..column_of(name, base)
         };
         let columns = columns.iter().map(column).collect();
         Table {

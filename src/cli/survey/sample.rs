@@ -124,12 +124,12 @@ impl Sampled<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use walrelay_core::catalog::Column;
+    use walrelay_core::testing::column_of;
 
     fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
         let columns = columns
             .iter()
-            .map(|(name, base)| Column::of(name, base))
+            .map(|(name, base)| column_of(name, base))
             .collect();
         Table {
             kind: kind.to_owned(),

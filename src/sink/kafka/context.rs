@@ -16,13 +16,11 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 use serde::Deserialize;
 use tokio::sync::{Notify, oneshot};
 
-use super::BUS;
-use super::faults::{self, Subject, code};
+use super::faults::{self, BUS, Subject, code};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
 use super::properties::Redactor;
 use crate::sink::connection::{Home, Tracker};
-use crate::sink::{BusSink as _, KafkaSink};
 use walrelay_core::error::{Disposition, Error, Kind, Remedy, Result};
 
 use walrelay_core::event::Shown;
@@ -567,7 +565,7 @@ impl Denied {
         if !is_purged || !self.0.lock().contains(topic) {
             return code;
         }
-        if KafkaSink::is_internal(topic) {
+        if faults::is_internal(topic) {
             Code::InvalidTopic
         } else {
             Code::TopicAuthorizationFailed

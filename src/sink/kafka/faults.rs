@@ -3,7 +3,24 @@
 use rdkafka::error::KafkaError;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
+use crate::config::{Bus, SinkKind};
 use walrelay_core::error::{Error, Kind};
+
+/// How texts name it.
+pub(super) const BUS: Bus = SinkKind::Kafka.bus();
+
+/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as
+/// without a right.
+const INTERNAL_TOPICS: [&str; 3] = [
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+];
+
+/// Whether `topic` is one of Kafka's own.
+pub(super) fn is_internal(topic: &str) -> bool {
+    INTERNAL_TOPICS.contains(&topic)
+}
 
 /// The record and producer that an error code is about, as far as they are known.
 #[derive(Debug, Clone, Copy, Default)]
@@ -47,7 +64,7 @@ struct Fault {
 
 /// What to do where no broker answers. One that wants TLS or a password closes other connections
 /// without a word.
-pub(crate) const REACH: &str = super::BUS.reach;
+pub(crate) const REACH: &str = BUS.reach;
 
 /// Stands for `{or_another}` unless the record was sent without others.
 const OR_ANOTHER: &str = " (this one, or one sent together with it)";

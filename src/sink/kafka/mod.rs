@@ -38,7 +38,7 @@ use options::{Options, Transactional};
 use partitions::{Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
 
-use crate::config::{Bus, Config, KafkaConfig, SinkKind};
+use crate::config::{Config, KafkaConfig};
 use crate::sink::{BusSink, SinkHandle, TakeRecord};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Ticket;
@@ -50,17 +50,6 @@ use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 const RECORD_OVERHEAD_BYTES: usize = 61 + 40;
 /// Lengths around a header's name and value, at most.
 const HEADER_OVERHEAD_BYTES: usize = 10;
-
-/// How texts name it.
-const BUS: Bus = SinkKind::Kafka.bus();
-
-/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as
-/// without a right.
-const INTERNAL_TOPICS: [&str; 3] = [
-    "__consumer_offsets",
-    "__transaction_state",
-    "__share_group_state",
-];
 
 /// A failure brings others with it. They are collected for this long, so that the one that says
 /// most comes first.
@@ -448,7 +437,7 @@ impl BusSink for KafkaSink {
     }
 
     fn is_internal(topic: &str) -> bool {
-        INTERNAL_TOPICS.contains(&topic)
+        faults::is_internal(topic)
     }
 
     fn handle(&self) -> SinkHandle {
