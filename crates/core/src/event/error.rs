@@ -110,28 +110,38 @@ pub enum EventError {
 impl EventError {
     /// The error for an operator, with its remedy.
     pub fn into_error(self, slot: &SlotName) -> Error {
-        let (kind, remedy) = match &self {
-            EventError::TypeUnknown { .. } => {
-                return Error::new(Kind::PostgresUnreachable, format!("slot {slot}: {self}"));
+        let kind = match &self {
+            EventError::TypeUnknown { .. } => Kind::PostgresUnreachable,
+            EventError::ColumnMissing { .. } => Kind::Publication,
+            EventError::Undecodable { .. }
+            | EventError::Protocol { .. }
+            | EventError::Value { .. } => Kind::Event,
+            EventError::PositionInside { .. } | EventError::PartialMissing { .. } => {
+                Kind::PositionMismatch
             }
-            EventError::Undecodable { .. } | EventError::Protocol { .. } => (
-                Kind::Event,
+        };
+        let error = Error::new(kind, format!("slot {slot}: {self}"));
+        match self.remedy(slot) {
+            Some(remedy) => error.remedy(remedy),
+            None => error,
+        }
+    }
+
+    /// What an operator can do, if anything.
+    fn remedy(&self, slot: &SlotName) -> Option<String> {
+        Some(match self {
+            EventError::TypeUnknown { .. } => return None,
+            EventError::Undecodable { .. } | EventError::Protocol { .. } => {
                 "nothing was skipped. Restart the relay; if it stops here again, check that \
-                 nothing between it and \
-                 Postgres changes the stream and that the server is an unmodified Postgres 14 or \
-                 later, then report \
-                 this message"
-                    .to_owned(),
-            ),
-            EventError::ColumnMissing { table, column, .. } => (
-                Kind::Publication,
-                format!(
-                    "name the column that takes the place of {column} in the configuration, or \
-                     give {table} its column \
-                     back and see that the publication has no column list. Rows written before a \
-                     rename still carry \
-                     the old name: deliver them with the old configuration first"
-                ),
+                 nothing between it and Postgres changes the stream and that the server is an \
+                 unmodified Postgres 14 or later, then report this message"
+                    .to_owned()
+            }
+            EventError::ColumnMissing { table, column, .. } => format!(
+                "name the column that takes the place of {column} in the configuration, or give \
+                 {table} its column back and see that the publication has no column list. Rows \
+                 written before a rename still carry the old name: deliver them with the old \
+                 configuration first"
             ),
             EventError::Value {
                 place,
@@ -139,51 +149,35 @@ impl EventError {
                 column,
                 fault: Fault::Null,
                 ..
-            } => (
-                Kind::Event,
-                format!(
-                    "nothing was skipped, and nothing behind this row is delivered. Declare column \
-                     {column} of {table} \
-                     NOT NULL, so that no further row can be like this one. To pass it over, \
-                     correct or delete the row, {}; \
-                     that gives the whole transaction up",
-                    place.give_up(slot)
-                ),
+            } => format!(
+                "nothing was skipped, and nothing behind this row is delivered. Declare column \
+                 {column} of {table} NOT NULL, so that no further row can be like this one. To \
+                 pass it over, correct or delete the row, {}; that gives the whole transaction up",
+                place.give_up(slot)
             ),
             EventError::Value {
                 place,
                 fault: Fault::Null | Fault::NoMembers,
                 ..
-            } => (
-                Kind::Event,
-                format!(
-                    "nothing was skipped, and nothing behind this message is delivered. Emit a \
-                     JSON object that has \
-                     the members the configuration names, or configure {MESSAGE_LSN}, \
-                     {MESSAGE_PREFIX} and \
-                     {MESSAGE_CONTENT} instead. To pass it over, {}; that gives the whole \
-                     transaction up",
-                    place.give_up(slot)
-                ),
+            } => format!(
+                "nothing was skipped, and nothing behind this message is delivered. Emit a JSON \
+                 object that has the members the configuration names, or configure {MESSAGE_LSN}, \
+                 {MESSAGE_PREFIX} and {MESSAGE_CONTENT} instead. To pass it over, {}; that gives \
+                 the whole transaction up",
+                place.give_up(slot)
             ),
-            EventError::Value { .. } => (
-                Kind::Event,
+            EventError::Value { .. } => {
                 "nothing was skipped. The server sends what no Postgres sends for an insert; \
-                 restart the relay, and \
-                 report this message if it is repeated"
-                    .to_owned(),
-            ),
-            EventError::PositionInside { .. } | EventError::PartialMissing { .. } => (
-                Kind::PositionMismatch,
+                 restart the relay, and report this message if it is repeated"
+                    .to_owned()
+            }
+            EventError::PositionInside { .. } | EventError::PartialMissing { .. } => {
                 "the stored position was written for another server, timeline or slot. Find out \
-                 which, and what of \
-                 the outbox was delivered from there; to go on from where the slot is, let the \
-                 relay adopt the slot's \
-                 position"
-                    .to_owned(),
-            ),
-        };
-        Error::new(kind, format!("slot {slot}: {self}")).remedy(remedy)
+                 which, and what of the outbox was delivered from there; to go on from where the \
+                 slot is, let the relay adopt the slot's position"
+                    .to_owned()
+            }
+        })
     }
 }
 

@@ -33,6 +33,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tracing::field::DisplayValue;
 
 use crate::config::{CopiedRows, DeliveryConfig, OnError, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
@@ -114,18 +115,30 @@ impl Setup {
 
     /// The record of `event`, which is not enqueued yet.
     fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
-        let record = OwnedRecord::of(record);
         let row = Shown::of(event.id());
         let event = InFlight {
             parks: self.parks(event),
             ..known
         };
-        Pending {
-            record,
-            event,
-            row,
-            is_isolated: false,
-            unread_tail: None,
+        Pending::new(OwnedRecord::of(record), event, row)
+    }
+
+    /// Why the event `id` of `outbox` is given up, for logs and for its dead letter.
+    fn reason<'r>(
+        &'r self,
+        outbox: &'r str,
+        id: &'r EventId,
+        place: Place,
+        failure: &'r Failure,
+    ) -> Reason<'r> {
+        Reason {
+            slot: &self.slot,
+            outbox,
+            row: id.row.id(),
+            place,
+            class: failure.class,
+            cause: &failure.cause,
+            attempts: failure.attempts,
         }
     }
 }
@@ -175,6 +188,21 @@ impl Counts {
     fn given_up(&mut self, class: &str) {
         if class != Kind::TopicRefused.class() {
             self.attempt_failed(class);
+        }
+    }
+
+    /// This event does not come again, and its topic takes records.
+    fn finished(&mut self, event: &InFlight, quarantine: &mut Quarantine) {
+        if let Some(topic) = &event.refusing {
+            self.topics_taking += u64::from(quarantine.topics.took(topic));
+        }
+        if let Some(id) = &event.id {
+            quarantine.delivered(id);
+        }
+        match event.instead {
+            None => {}
+            Some(Instead::DeadLetter | Instead::DeadLetterAgain) => self.dead_lettered += 1,
+            Some(Instead::Nothing) => self.skipped += 1,
         }
     }
 }
@@ -265,6 +293,52 @@ enum Instead {
     Nothing,
 }
 
+impl Instead {
+    /// The word in logs.
+    fn outcome(self) -> &'static str {
+        match self {
+            Instead::DeadLetter | Instead::DeadLetterAgain => "dead-letter",
+            Instead::Nothing => "skip",
+        }
+    }
+
+    /// Logs that an event is given up.
+    fn log(
+        self,
+        reason: &Reason<'_>,
+        trace_id: Option<String>,
+        columns: Option<DisplayValue<&str>>,
+        fix: Option<String>,
+    ) {
+        let Reason {
+            slot,
+            outbox,
+            place,
+            class,
+            cause,
+            ..
+        } = *reason;
+        let row = Shown::of(reason.row);
+        let outcome = self.outcome();
+        tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place,
+            class, cause, outcome, fix, "an event was given up");
+    }
+
+    /// Logs that an event that was given up came again.
+    fn log_again(
+        self,
+        reason: &Reason<'_>,
+        trace_id: Option<String>,
+        columns: Option<DisplayValue<&str>>,
+    ) {
+        let Reason { slot, outbox, .. } = *reason;
+        let row = Shown::of(reason.row);
+        let outcome = self.outcome();
+        tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given \
+            up came again");
+    }
+}
+
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive
 /// buffer.
 #[derive(Debug)]
@@ -277,6 +351,19 @@ struct Pending {
     /// The outbox, while the tail of the topic has to be read: it says whether the event was
     /// delivered before.
     unread_tail: Option<usize>,
+}
+
+impl Pending {
+    /// It may be sent beside others.
+    fn new(record: OwnedRecord, event: InFlight, row: Shown) -> Pending {
+        Pending {
+            record,
+            event,
+            row,
+            is_isolated: false,
+            unread_tail: None,
+        }
+    }
 }
 
 enum Decision {
@@ -800,23 +887,8 @@ impl<S: Sink> Publisher<S> {
             if self.transaction.is_used() {
                 self.transaction.uncommitted.push(*event);
             } else {
-                self.finish(&event);
+                self.counts.finished(&event, &mut self.quarantine);
             }
-        }
-    }
-
-    /// This event does not come again.
-    fn finish(&mut self, event: &InFlight) {
-        if let Some(topic) = &event.refusing {
-            self.counts.topics_taking += u64::from(self.quarantine.topics.took(topic));
-        }
-        if let Some(id) = &event.id {
-            self.quarantine.delivered(id);
-        }
-        match event.instead {
-            None => {}
-            Some(Instead::DeadLetter | Instead::DeadLetterAgain) => self.counts.dead_lettered += 1,
-            Some(Instead::Nothing) => self.counts.skipped += 1,
         }
     }
 
@@ -839,7 +911,7 @@ impl<S: Sink> Publisher<S> {
     /// number of its events, if one is used.
     pub fn committed(&mut self) -> Option<u64> {
         for event in std::mem::take(&mut self.transaction.uncommitted) {
-            self.finish(&event);
+            self.counts.finished(&event, &mut self.quarantine);
         }
         self.transaction
             .is_used()
@@ -936,22 +1008,18 @@ impl<S: Sink> Publisher<S> {
         record: OwnedRecord,
         verdict: &Verdict,
     ) -> Result<()> {
-        self.batches.failed(
-            event.ticket.unwrap_or(self.ledger.next()),
-            Some(event.place),
-            &verdict.error,
-        );
+        let error = &verdict.error;
+        let ticket = event.ticket.unwrap_or(self.ledger.next());
+        self.batches.failed(ticket, Some(event.place), error);
         let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
         let trace_id = trace.map(|trace| trace.hex_id());
         let Some(id) = event.id.take() else {
-            return Err(of_trace(verdict.error.clone(), trace_id));
+            return Err(of_trace(error.clone(), trace_id));
         };
-        let class = verdict.error.kind().class();
-        let attempts = verdict.error.attempts;
         let failure = Failure {
-            class,
-            cause: verdict.error.cause().to_owned(),
-            attempts,
+            class: error.kind().class(),
+            cause: error.cause().to_owned(),
+            attempts: error.attempts,
         };
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
@@ -959,7 +1027,7 @@ impl<S: Sink> Publisher<S> {
                 attempts: 1,
                 ..failure
             });
-            let fix = self.setup.fix_of_given_up(&id, &verdict.error);
+            let fix = self.setup.fix_of_given_up(&id, error);
             return record.with_record(|record| self.park(*parked, &event, record, why, fix));
         }
         debug_assert_ne!(
@@ -968,78 +1036,41 @@ impl<S: Sink> Publisher<S> {
             "P3: skipped in place of parked"
         );
         let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
-        let DeliveryConfig {
-            on_error,
-            dead_letter_topic,
-            ..
-        } = &self.setup.delivery;
-        let slot = &self.setup.slot;
-        let outbox = &*rows.outbox;
-        let row = Shown::of(id.row.id());
-        let place = event.place;
-        let cause = failure.cause.as_str();
-        let dead_letters = *on_error == OnError::DeadLetter;
-        let outcome = if dead_letters { "dead-letter" } else { "skip" };
-        let again = self.quarantine.give_up(&id, verdict);
+        let reason = self.setup.reason(&rows.outbox, &id, event.place, &failure);
         let columns = event.context.as_ref().and_then(|context| context.columns());
+        let again = self.quarantine.give_up(&id, verdict);
+        let instead = match self.setup.delivery.on_error {
+            OnError::DeadLetter if again => Instead::DeadLetterAgain,
+            OnError::DeadLetter => Instead::DeadLetter,
+            OnError::Park | OnError::Skip | OnError::Stop => Instead::Nothing,
+        };
         if again {
-            tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was \
-                given up came again");
+            instead.log_again(&reason, trace_id, columns);
         } else {
-            self.counts.given_up(class);
-            let fix = self.setup.fix_of_given_up(&id, &verdict.error);
-            tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place,
-                class, cause, outcome,
-                fix, "an event was given up");
+            self.counts.given_up(failure.class);
+            let fix = self.setup.fix_of_given_up(&id, error);
+            instead.log(&reason, trace_id, columns, fix);
         }
-        let reason = Reason {
-            slot,
-            outbox,
-            row: id.row.id(),
-            place,
-            class,
-            cause,
-            attempts,
-        };
-        let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
-        let write_back = rows.on_failed(&id.row, failure);
-        let Some(letter) = letter else {
-            // Of two rows of a table with the same id, each is judged by itself.
-            if place.via != Via::Slot {
-                self.quarantine.forget(&id);
-            }
-            let id = Some(id);
-            let instead = Some(Instead::Nothing);
-            return self.done(InFlight {
-                write_back,
-                id,
-                instead,
-                ..event.without_record()
-            });
-        };
-        let instead = Some(if again {
-            Instead::DeadLetterAgain
-        } else {
-            Instead::DeadLetter
-        });
+        let topic = &self.setup.delivery.dead_letter_topic;
+        let letter = (instead != Instead::Nothing).then(|| record.into_dead_letter(topic, &reason));
+        // Of two rows of a table with the same id, each is judged by itself.
+        if letter.is_none() && event.place.via != Via::Slot {
+            self.quarantine.forget(&id);
+        }
+        let row = Shown::of(id.row.id());
         let event = InFlight {
-            write_back,
+            write_back: rows.on_failed(&id.row, failure),
             id: Some(id),
-            instead,
+            instead: Some(instead),
             ..event.without_record()
         };
-        let record = if verdict.without_value {
-            letter.reduced()
-        } else {
-            letter
-        };
-        self.offer(Pending {
-            record,
-            event,
-            row,
-            is_isolated: false,
-            unread_tail: None,
-        })
+        match letter {
+            None => self.done(event),
+            Some(letter) if verdict.without_value => {
+                self.offer(Pending::new(letter.reduced(), event, row))
+            }
+            Some(letter) => self.offer(Pending::new(letter, event, row)),
+        }
     }
 
     // Parked events: those that cannot be delivered yet, and those behind them.

@@ -95,6 +95,46 @@ fn to_json(of: impl Fn(&str) -> Result<String, &'static str> + Send + Sync + 'st
     Function::Json(Arc::new(move |value| of(&value).map(Cow::Owned)))
 }
 
+/// What `match` replaces of a value that matches as a whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Replaces {
+    Whole,
+    /// The first place that matches, as Java does.
+    First,
+}
+
+/// The function `match`; an error is what is wrong with its expression.
+fn matching(expression: &str, to: &str, replaces: Replaces) -> Result<Function, String> {
+    // As a whole, which is what Debezium's route.topic.regex means too.
+    let whole = Regex::new(&format!("^(?:{expression})$"))
+        .map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
+    let replaced = match replaces {
+        Replaces::Whole => None,
+        Replaces::First => Regex::new(expression).ok(),
+    };
+    let replaced = replaced.unwrap_or_else(|| whole.clone());
+    let to = to.to_owned();
+    Ok(text(move |value| match whole.is_match(&value) {
+        true => Ok(replaced.replace(&value, &to).into_owned().into()),
+        false => Ok(value),
+    }))
+}
+
+/// The function `name` of another crate; an error is how a known one is written, or which there
+/// are.
+fn extension(name: &str, words: &[&str]) -> Result<Function, String> {
+    if let Some(extension) = extensions().iter().find(|extension| extension.name == name) {
+        return Ok(Function::Extended((extension.make)(words)?));
+    }
+    let form = FORMS
+        .split(' ')
+        .find(|form| form.split('(').next() == Some(name));
+    Err(match form {
+        Some(form) => format!("the function {name} is written {form}"),
+        None => no_function(name),
+    })
+}
+
 impl Function {
     pub(super) fn new(name: &str, arguments: Vec<String>) -> Result<Function, String> {
         let texts: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -121,51 +161,22 @@ impl Function {
                 let to = (*to).to_owned();
                 text(move |value| Ok(value.replace(&from, &to).into()))
             }
-            ("match", [expression, to, rest @ ..]) if matches!(rest, [] | ["first" | "java"]) => {
-                let expression = match rest {
-                    ["java"] => of_java(expression).ok_or_else(|| {
-                        format!(
-                            "{expression:?} has something that only Java's expressions have, \
-                                 such as (?=…), a++ or \\p{{…}}"
-                        )
-                    })?,
-                    _ => (*expression).to_owned(),
-                };
-                // As a whole, which is what Debezium's route.topic.regex means too.
-                let whole = Regex::new(&format!("^(?:{expression})$"));
-                let whole = whole
-                    .map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
-                // Of a whole that matches, Java replaces the first place.
-                let replaced = if rest.is_empty() {
-                    None
-                } else {
-                    Regex::new(&expression).ok()
-                };
-                let replaced = replaced.unwrap_or_else(|| whole.clone());
-                let to = (*to).to_owned();
-                text(move |value| match whole.is_match(&value) {
-                    true => Ok(replaced.replace(&value, &to).into_owned().into()),
-                    false => Ok(value),
-                })
+            ("match", [expression, to]) => matching(expression, to, Replaces::Whole)?,
+            ("match", [expression, to, "first"]) => matching(expression, to, Replaces::First)?,
+            ("match", [expression, to, "java"]) => {
+                let expression = of_java(expression).ok_or_else(|| {
+                    format!(
+                        "{expression:?} has something that only Java's expressions have, such as \
+                         (?=…), a++ or \\p{{…}}"
+                    )
+                })?;
+                matching(&expression, to, Replaces::First)?
             }
             ("json", []) => Function::Json(Arc::new(|value| json::valid(&value).map(|()| value))),
             ("compact", []) => to_json(json::compact),
             ("sort", []) => to_json(json::sorted),
             ("strip", [_, ..]) => to_json(move |value| json::without(value, &arguments)),
-            (name, words) => {
-                if let Some(extension) =
-                    extensions().iter().find(|extension| extension.name == name)
-                {
-                    return Ok(Function::Extended((extension.make)(words)?));
-                }
-                let form = FORMS
-                    .split(' ')
-                    .find(|form| form.split('(').next() == Some(name));
-                return Err(match form {
-                    Some(form) => format!("the function {name} is written {form}"),
-                    None => no_function(name),
-                });
-            }
+            (name, words) => extension(name, words)?,
         })
     }
 
