@@ -613,14 +613,10 @@ fn keepalive(settings: &Settings) -> Result<Keepalive> {
 }
 
 fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
-    let in_home = |name: &str| {
-        home.map(|home| home.join(".postgresql").join(name))
-            .filter(|path| path.exists())
-    };
     let root = match settings.get("sslrootcert") {
         Some("system") => Some(RootCert::System),
         Some(file) => Some(RootCert::File(PathBuf::from(file))),
-        None => in_home("root.crt").map(RootCert::File),
+        None => in_home(home, "root.crt").map(RootCert::File),
     };
     let system = root == Some(RootCert::System);
     let modes = [
@@ -650,23 +646,6 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
         )
         .remedy("add sslrootcert=FILE, or sslrootcert=system for those of the operating system"));
     }
-    let certificate = settings.get("sslcert").map(PathBuf::from);
-    let key = settings.get("sslkey").map(PathBuf::from);
-    let client = match (
-        certificate.or_else(|| in_home("postgresql.crt")),
-        key.or_else(|| in_home("postgresql.key")),
-    ) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
-        (None, None) => None,
-        (Some(_), None) => {
-            return Err(
-                bad("a client certificate is given, but not its key").remedy("add sslkey=FILE")
-            );
-        }
-        (None, Some(_)) => {
-            return Err(bad("a client key is given, but no certificate").remedy("add sslcert=FILE"));
-        }
-    };
     use ChannelBinding::{Disable, Prefer, Require};
     let bindings = [
         ("disable", Disable),
@@ -688,10 +667,38 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
     Ok(TlsSettings {
         mode,
         root,
-        client,
+        client: client_certificate(settings, home)?,
         channel_binding,
         tls13_only,
     })
+}
+
+/// The file `name` of libpq's directory, if it is there.
+fn in_home(home: Option<&Path>, name: &str) -> Option<PathBuf> {
+    home.map(|home| home.join(".postgresql").join(name))
+        .filter(|path| path.exists())
+}
+
+/// The files of the client's certificate and its key, if there are any.
+fn client_certificate(
+    settings: &Settings,
+    home: Option<&Path>,
+) -> Result<Option<(PathBuf, PathBuf)>> {
+    let certificate = settings.get("sslcert").map(PathBuf::from);
+    let key = settings.get("sslkey").map(PathBuf::from);
+    match (
+        certificate.or_else(|| in_home(home, "postgresql.crt")),
+        key.or_else(|| in_home(home, "postgresql.key")),
+    ) {
+        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (None, None) => Ok(None),
+        (Some(_), None) => {
+            Err(bad("a client certificate is given, but not its key").remedy("add sslkey=FILE"))
+        }
+        (None, Some(_)) => {
+            Err(bad("a client key is given, but no certificate").remedy("add sslcert=FILE"))
+        }
+    }
 }
 
 /// The first of the usual socket directories with a server on `port` in it; else TCP.

@@ -235,77 +235,78 @@ const NOT_UTF8: &str = "A row has text that is not UTF-8, or has no equivalent i
 const VERSION: &str = "select version()";
 
 fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
-    let of_slot = |command, slot| NextCommand::new(command).option("slot", slot);
-    Some(match (sqlstate, act) {
-        ("28P01", _) => Remedy::from(
+    if let While::Starting(slot) | While::Streaming(slot) = act
+        && let Some(remedy) = remedy_of_slot(act, sqlstate, slot)
+    {
+        return Some(remedy);
+    }
+    Some(Remedy::from(match (sqlstate, act) {
+        ("28P01", _) => {
             "check the password, and that the role has one: ALTER ROLE … PASSWORD; where \
-             pg_hba.conf says \
-             clientcert=verify-full, check also that sslcert is in the role's name",
-        ),
-        ("28000", _) => Remedy::from(
+             pg_hba.conf says clientcert=verify-full, check also that sslcert is in the role's name"
+        }
+        ("28000", _) => {
             "check that the role exists and may log in (CREATE ROLE … LOGIN REPLICATION, ALTER \
-             ROLE … LOGIN), that pg_hba.conf \
-             has a line for this role, database and address (not one for the keyword replication), \
-             and what that asks for: \
-             hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and \
-             sslkey",
-        ),
-        ("3D000" | "57P04", _) => Remedy::from("check the name of the database"),
-        ("42501", While::Querying(_)) => Remedy::from("grant the role what the message names"),
-        ("42501", _) => Remedy::from("ALTER ROLE … REPLICATION (on a managed service: grant its \
-                                      replication role)"),
-        ("55006", _) => Remedy::from("stop the other session, or wait: this relay takes over once \
-                                      the slot is free"),
-        ("42704", While::Starting(slot)) => Remedy::from("create the slot: ").and(of_slot("setup", slot)),
-        ("42704", While::Streaming(slot)) => Remedy::from(
-            "name the publication the slot was made for with --publication. If that was dropped, \
-             or made after the slot, \
-             the slot finds none however often it is created again: ",
-        )
-        .and(of_slot("teardown", slot).flag("force"))
-        .and(", ")
-        .and(of_slot("setup", slot))
-        .and(", ")
-        .and(of_slot("run", slot))
-        .and(", which reads from the table what was not published"),
-        ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
-            Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
+             ROLE … LOGIN), that pg_hba.conf has a line for this role, database and address (not \
+             one for the keyword replication), and what that asks for: hostssl needs \
+             sslmode=require or stricter, cert and clientcert need sslcert and sslkey"
         }
-        ("55P03" | "57014", While::Querying(_)) => Remedy::from(
+        ("3D000" | "57P04", _) => "check the name of the database",
+        ("42501", While::Querying(_)) => "grant the role what the message names",
+        ("42501", _) => {
+            "ALTER ROLE … REPLICATION (on a managed service: grant its replication role)"
+        }
+        ("55006", _) => {
+            "stop the other session, or wait: this relay takes over once the slot is free"
+        }
+        ("55P03" | "57014", While::Querying(_)) => {
             "if this does not pass, see who holds a lock: select a.pid, a.application_name, \
-             l.mode, \
-             l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) where \
-             l.granted and l.mode like \
-             '%ExclusiveLock' and l.relation is not null",
-        ),
-        ("53300", _) => Remedy::from("if this does not pass: raise max_connections or \
-                                      max_wal_senders"),
-        ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
-        ("22021" | "22P05", While::Streaming(slot)) => Remedy::from(format!(
-            "nothing was skipped. {NOT_UTF8}, and cannot be streamed. With client_encoding set to \
-             SQL_ASCII, \
-             pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row \
-             by hand, and correct \
-             or delete it in the table"
-        )),
-        ("22021" | "22P05", _) => Remedy::from(format!("{NOT_UTF8}: correct it in the table, or \
-                                                        delete it")),
-        ("54000", While::Streaming(_)) => {
-            Remedy::from("nothing was skipped. A value is too large to be sent: deliver that row \
-                          by hand")
+             l.mode, l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) \
+             where l.granted and l.mode like '%ExclusiveLock' and l.relation is not null"
         }
-        (internal, While::Starting(slot) | While::Streaming(slot)) if internal.starts_with("XX") => Remedy::from(format!(
-            "nothing was skipped. Start the relay again. If the same error comes back, the server \
-             cannot decode its WAL: \
-             see its minor version with {VERSION}, and upgrade it to the newest one. Or read from \
-             the table what was not \
-             published, with another slot: "
+        ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders",
+        ("53400", _) => "raise max_replication_slots, or drop an unused slot",
+        ("22021" | "22P05", _) => {
+            return Some(format!("{NOT_UTF8}: correct it in the table, or delete it").into());
+        }
+        _ => return None,
+    }))
+}
+
+/// The remedy where `slot` is started or streamed and that makes a difference.
+fn remedy_of_slot(act: While<'_>, sqlstate: &str, slot: &str) -> Option<Remedy> {
+    let of_slot = |command| NextCommand::new(command).option("slot", slot);
+    let another_slot = |why: Remedy| {
+        why.and(of_slot("teardown").flag("force"))
+            .and(", ")
+            .and(of_slot("setup"))
+            .and(", ")
+            .and(of_slot("run"))
+    };
+    Some(match (sqlstate, act) {
+        ("42704", While::Starting(_)) => Remedy::from("create the slot: ").and(of_slot("setup")),
+        ("42704", _) => another_slot(Remedy::from(
+            "name the publication the slot was made for with --publication. If that was dropped, \
+             or made after the slot, the slot finds none however often it is created again: ",
         ))
-        .and(of_slot("teardown", slot).flag("force"))
-        .and(", ")
-        .and(of_slot("setup", slot))
-        .and(", ")
-        .and(of_slot("run", slot)),
+        .and(", which reads from the table what was not published"),
+        ("55000" | "58P01", _) => {
+            Remedy::from("the slot cannot be read from any more, or never could: ")
+                .and(of_slot("status"))
+        }
+        ("22021" | "22P05", While::Streaming(_)) => Remedy::from(format!(
+            "nothing was skipped. {NOT_UTF8}, and cannot be streamed. With client_encoding set to \
+             SQL_ASCII, pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: \
+             deliver that row by hand, and correct or delete it in the table"
+        )),
+        ("54000", While::Streaming(_)) => Remedy::from(
+            "nothing was skipped. A value is too large to be sent: deliver that row by hand",
+        ),
+        (internal, _) if internal.starts_with("XX") => another_slot(Remedy::from(format!(
+            "nothing was skipped. Start the relay again. If the same error comes back, the server \
+             cannot decode its WAL: see its minor version with {VERSION}, and upgrade it to the \
+             newest one. Or read from the table what was not published, with another slot: "
+        ))),
         _ => return None,
     })
 }

@@ -241,14 +241,7 @@ where
     let act = While::Connecting(start_up.place);
     let mut scram = Scram::NotBegun;
     loop {
-        let (tag, body) = session.receive(act).await?;
-        match tag {
-            b'R' => {}
-            b'E' => return Err(reported(act, &body)),
-            // The offer of another protocol version, which is ignored.
-            b'v' => continue,
-            other => return Err(unexpected(act, other)),
-        }
+        let body = auth_request(session, act).await?;
         let (code, data) = parse_auth_request(&body)
             .map_err(|_| fault::protocol(act, "a request is cut short"))?;
         let mut answer = BytesMut::new();
@@ -260,21 +253,15 @@ where
             }
             (auth::OK, Scram::NotBegun | Scram::Proved) => return Ok(()),
             (auth::CLEARTEXT_PASSWORD, Scram::NotBegun) => {
-                password_message(
-                    act,
-                    password(act, start_up)?.expose().as_bytes(),
-                    &mut answer,
-                )?;
+                let password = password(act, start_up)?.expose();
+                password_message(act, password.as_bytes(), &mut answer)?;
             }
             (auth::MD5_PASSWORD, Scram::NotBegun) => {
                 let salt = data
                     .try_into()
                     .map_err(|_| fault::protocol(act, "a salt does not have four bytes"))?;
-                let hash = md5_hash(
-                    start_up.user.as_bytes(),
-                    password(act, start_up)?.expose().as_bytes(),
-                    salt,
-                );
+                let password = password(act, start_up)?.expose();
+                let hash = md5_hash(start_up.user.as_bytes(), password.as_bytes(), salt);
                 password_message(act, hash.as_bytes(), &mut answer)?;
             }
             (auth::SASL, Scram::NotBegun) => {
@@ -292,14 +279,7 @@ where
                     .map_err(|error| fault::protocol(act, error))?;
             }
             (auth::SASL_FINAL, Scram::Begun(begun)) => {
-                begun.finish(data).map_err(|error| {
-                    refused(
-                        act,
-                        format_args!(
-                            "the server does not prove that it knows the password: {error}"
-                        ),
-                    )
-                })?;
+                begun.finish(data).map_err(|error| unproved(act, &error))?;
                 scram = Scram::Proved;
             }
             (2, _) => return Err(unknown(act, "Kerberos")),
@@ -314,6 +294,23 @@ where
         }
         if !answer.is_empty() {
             session.send(act, &answer).await?;
+        }
+    }
+}
+
+/// The next request for authentication.
+async fn auth_request<S>(session: &mut Session<S>, act: While<'_>) -> Result<Vec<u8>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    loop {
+        let (tag, body) = session.receive(act).await?;
+        match tag {
+            b'R' => return Ok(body),
+            b'E' => return Err(reported(act, &body)),
+            // The offer of another protocol version, which is ignored.
+            b'v' => {}
+            other => return Err(unexpected(act, other)),
         }
     }
 }
@@ -379,6 +376,13 @@ fn unbound(act: While<'_>, why: &str) -> Error {
          for scram-sha-256; or use \
          channel_binding=prefer together with sslmode=verify-full, which authenticates the server \
          as well",
+    )
+}
+
+fn unproved(act: While<'_>, error: &io::Error) -> Error {
+    refused(
+        act,
+        format_args!("the server does not prove that it knows the password: {error}"),
     )
 }
 

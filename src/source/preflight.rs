@@ -434,10 +434,12 @@ pub(crate) fn survey(
     outboxes: &[OutboxConfig],
 ) -> Vec<Finding> {
     let server = &facts.server;
+    let database = &server.database;
     let tables: Vec<_> = outboxes
         .iter()
         .filter_map(|outbox| Some((outbox, outbox.source.table()?)))
         .collect();
+    let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     let mut findings = vec![
         Finding::new("server", "", judge_settings(server).map(|()| Vec::new())),
         Finding::new(
@@ -447,43 +449,18 @@ pub(crate) fn survey(
         ),
     ];
     // Before the slot: no slot helps a table that cannot be streamed.
-    for ((_, name), catalog) in tables.iter().zip(&facts.catalogs) {
+    for (name, catalog) in names.iter().zip(&facts.catalogs) {
         let fault = catalog
             .table
             .as_ref()
             .map_or(Ok(()), |table| can_be_streamed(name, table));
         findings.push(Finding::new("table", name, fault.map(|()| Vec::new())));
     }
-    let setup = NextCommand::new("setup").option("slot", slot);
-    let database = &server.database;
-    let judged = match &facts.slot {
-        Some(found) => judge_slot(found, slot, database, &setup),
-        None => Err(no_slot(facts, slot, publication, &setup)),
-    };
-    findings.push(Finding::new("slot", slot, judged.map(|()| Vec::new())));
-    let none = Slot::default();
-    let found = facts.slot.as_ref().unwrap_or(&none);
-    // Without both, the slot's fault names the publication.
-    if facts.publication().is_none() && facts.slot.is_some() {
-        let fault = no_publication(publication, database, slot, found, setup.clone());
-        findings.push(Finding::new("publication", publication, Err(fault)));
-    }
-    if facts.slot.is_some() {
-        findings.push(Finding::new(
-            WAL_RETENTION,
-            slot,
-            Ok(retention_warnings(facts, found, slot)),
-        ));
-        findings.push(Finding::new(
-            STANDBY_SLOTS,
-            slot,
-            Ok(standby_warnings(server, found, slot)),
-        ));
-    }
-    let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
+    findings.extend(findings_of_slot(facts, slot, publication));
     for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
         let Some(table) = &catalog.table else {
-            let creates = outbox.has_usual_columns().then(|| setup.clone());
+            let setup = NextCommand::new("setup").option("slot", slot);
+            let creates = outbox.has_usual_columns().then_some(setup);
             let fault = no_table(name, &format!("database {database}"), creates);
             findings.push(Finding::new("table", name, Err(fault)));
             continue;
@@ -516,6 +493,29 @@ pub(crate) fn survey(
         let warnings = traffic_warnings(facts, publication, published, &names);
         findings.push(Finding::new("publication", publication, Ok(warnings)));
     }
+    findings
+}
+
+/// Those of the slot, and of a publication that is missing.
+fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Finding> {
+    let server = &facts.server;
+    let database = &server.database;
+    let setup = NextCommand::new("setup").option("slot", slot);
+    let Some(found) = &facts.slot else {
+        let fault = no_slot(facts, slot, publication, &setup);
+        return vec![Finding::new("slot", slot, Err(fault))];
+    };
+    let judged = judge_slot(found, slot, database, &setup);
+    let mut findings = vec![Finding::new("slot", slot, judged.map(|()| Vec::new()))];
+    // Without both, the slot's fault names the publication.
+    if facts.publication().is_none() {
+        let fault = no_publication(publication, database, slot, found, setup);
+        findings.push(Finding::new("publication", publication, Err(fault)));
+    }
+    let retention = retention_warnings(facts, found, slot);
+    let standbys = standby_warnings(server, found, slot);
+    findings.push(Finding::new(WAL_RETENTION, slot, Ok(retention)));
+    findings.push(Finding::new(STANDBY_SLOTS, slot, Ok(standbys)));
     findings
 }
 
@@ -646,27 +646,19 @@ pub(crate) fn judge_slot(
     let plugin = found.plugin.as_deref().unwrap_or_default();
     let of = found.database.as_deref().unwrap_or_default();
     if found.slot_type != "logical" {
-        return unusable(
-            format!(
-                "slot {slot} is a {} slot, not a logical one",
-                found.slot_type
-            ),
-            another,
-        );
+        let kind = &found.slot_type;
+        let cause = format!("slot {slot} is a {kind} slot, not a logical one");
+        return unusable(cause, another);
     }
     if plugin != "pgoutput" {
-        return unusable(
-            format!("slot {slot} uses the plugin {plugin}, and walrelay reads pgoutput"),
-            another,
-        );
+        let cause = format!("slot {slot} uses the plugin {plugin}, and walrelay reads pgoutput");
+        return unusable(cause, another);
     }
     if of != database {
         let cause =
             format!("slot {slot} belongs to database {of}, and we are connected to {database}");
-        return unusable(
-            cause,
-            Remedy::from(format!("connect to {of}, or name another slot")),
-        );
+        let remedy = format!("connect to {of}, or name another slot");
+        return unusable(cause, remedy.into());
     }
     if found.temporary {
         let cause = format!("slot {slot} is temporary: it goes when the session that made it ends");
@@ -676,29 +668,7 @@ pub(crate) fn judge_slot(
         return unusable(cause, remedy.and(setup.clone()).and("`"));
     }
     if let Some(reason) = found.lost() {
-        let confirmed = found
-            .confirmed_flush_lsn
-            .map(|lsn| format!("; it was confirmed up to {lsn}"));
-        let confirmed = confirmed.unwrap_or_default();
-        let cause = format!(
-            "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and \
-             with it the events in it"
-        );
-        let remedy = Remedy::from("no setting brings it back. `")
-            .and(NextCommand::new("run").option("slot", slot))
-            .and(format!(
-                "` recreates it and reads from the table what was not published; where nothing was \
-                 relayed yet, select \
-                 pg_drop_replication_slot('{slot}'), then `"
-            ));
-        return unusable(
-            cause,
-            remedy.and(setup.clone()).and(
-                "`. So that it does not happen again: a larger max_slot_wal_keep_size (or \
-                 idle_replication_slot_timeout), \
-                 and an alert on the slot's lag",
-            ),
-        );
+        return Err(lost(found, reason, slot, setup));
     }
     if found.two_phase {
         let cause = format!(
@@ -712,12 +682,35 @@ pub(crate) fn judge_slot(
             "slot {slot} is being created and not ready: its creation waits for open transactions"
         );
         let remedy = "wait for its creation to end, or end what it waits for: select pid, \
-                      xact_start, query from \
-                      pg_stat_activity where backend_xid is not null order by xact_start; select * \
-                      from pg_prepared_xacts";
+                      xact_start, query from pg_stat_activity where backend_xid is not null order \
+                      by xact_start; select * from pg_prepared_xacts";
         return unusable(cause, remedy.into());
     }
     Ok(())
+}
+
+/// The error for the slot `found`, which is lost for this `reason`.
+fn lost(found: &Slot, reason: &str, slot: &SlotName, setup: &NextCommand) -> Error {
+    let confirmed = found
+        .confirmed_flush_lsn
+        .map(|lsn| format!("; it was confirmed up to {lsn}"))
+        .unwrap_or_default();
+    let cause = format!(
+        "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with \
+         it the events in it"
+    );
+    let remedy = Remedy::from("no setting brings it back. `")
+        .and(NextCommand::new("run").option("slot", slot))
+        .and(format!(
+            "` recreates it and reads from the table what was not published; where nothing was \
+             relayed yet, select pg_drop_replication_slot('{slot}'), then `"
+        ))
+        .and(setup.clone())
+        .and(
+            "`. So that it does not happen again: a larger max_slot_wal_keep_size (or \
+             idle_replication_slot_timeout), and an alert on the slot's lag",
+        );
+    Error::new(Kind::SlotUnusable, cause).remedy(remedy)
 }
 
 fn no_publication(
@@ -762,6 +755,18 @@ pub(crate) fn filters_rows(
         "publication {publication} filters rows of {table}: {filter}; the others would be skipped"
     );
     Error::new(Kind::Publication, cause).remedy(publish_whole(sql_name, table))
+}
+
+/// What to do where the publication has the outbox `other`, and not `table_name`.
+fn other_outbox(table_name: &TableName, other: &str) -> Remedy {
+    let setup = NextCommand::new("setup")
+        .option("slot", "…")
+        .option("table", format_args!("'{table_name}'"));
+    Remedy::from(format!(
+        "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the \
+         configuration file. For {table_name}, set up a slot of its own: "
+    ))
+    .and(setup)
 }
 
 fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
@@ -948,27 +953,16 @@ impl Published<'_> {
             sql_name,
             publication,
             catalog,
-            table,
             table_name,
+            ..
         } = self;
         let members = &catalog.members;
-        let via_root = publication.flags.via_root;
         // With this table in the publication, the relay would confirm and so lose the other table's
         // rows.
         if let Some(other) = other_tables.first().filter(|_| members.is_empty()) {
-            let cause = format!(
-                "publication {name} publishes {}, and not {table_name}",
-                other_tables.join(", ")
-            );
-            let remedy = Remedy::from(format!(
-                "name the table the slot was set up for: --table '{other}', or `table` in [outbox] \
-                 of the configuration \
-                 file. For {table_name}, set up a slot of its own: "
-            ));
-            let setup = NextCommand::new("setup")
-                .option("slot", "…")
-                .option("table", format_args!("'{table_name}'"));
-            return unpublished(cause, remedy.and(setup));
+            let others = other_tables.join(", ");
+            let cause = format!("publication {name} publishes {others}, and not {table_name}");
+            return unpublished(cause, other_outbox(table_name, other));
         }
         if members.is_empty() {
             return unpublished(
@@ -978,8 +972,8 @@ impl Published<'_> {
                 ),
                 format!(
                     "alter publication {sql_name} add table {table_name}; -- rows inserted before \
-                     that are not in the \
-                     stream; where walrelay knows what was published, it reads them from the table"
+                     that are not in the stream; where walrelay knows what was published, it reads \
+                     them from the table"
                 ),
             );
         }
@@ -993,25 +987,35 @@ impl Published<'_> {
                 format!("alter publication {sql_name} set (publish = 'insert')"),
             );
         }
+        self.has_own_name()
+    }
+
+    /// Whether inserts of the table are published under its own name.
+    fn has_own_name(&self) -> Result<()> {
+        let Published {
+            name,
+            sql_name,
+            publication,
+            catalog,
+            table,
+            table_name,
+        } = self;
+        let via_root = publication.flags.via_root;
         if table.kind == "p" && !via_root {
             return unpublished(
                 format!(
                     "table {table_name} is partitioned, and publication {name} publishes rows \
-                     under the names of \
-                     partitions"
+                     under the names of partitions"
                 ),
                 format!(
                     "alter publication {sql_name} set (publish_via_partition_root = true); -- and \
-                     insert again what was \
-                     inserted before: in the log it keeps the names of partitions"
+                     insert again what was inserted before: in the log it keeps the names of \
+                     partitions"
                 ),
             );
         }
-        if let Some(above) = members
-            .iter()
-            .rev()
-            .find(|member| member.level > 0 && via_root)
-        {
+        let members = catalog.members.iter();
+        if let Some(above) = members.rev().find(|member| member.level > 0 && via_root) {
             let above = &above.relation;
             return unpublished(
                 format!(

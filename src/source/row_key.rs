@@ -52,7 +52,7 @@ pub(crate) async fn find(
             Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, transaction),
             Some(columns) if *columns == [outbox.id.clone()] => outbox.name_rows_by(columns, None),
             None if goes_by_row || source.mode == Mode::Poll || source.gives_up_over_budget() => {
-                return Err(nameless(outbox, &name, &table, parks)?);
+                return Err(no_row_key(outbox, &name, &table, parks)?);
             }
             Some(_) | None => outbox.need_only_routed(),
         }
@@ -75,9 +75,10 @@ pub(crate) async fn find(
     Ok(())
 }
 
-fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool) -> Result<Error> {
+/// The setting for which rows have to be named, and what it does with them.
+fn need_of_key(outbox: &OutboxConfig, parks: bool) -> (&'static str, &'static str) {
     let upkeep = &outbox.upkeep;
-    let (key, what) = match (
+    match (
         upkeep.mark.is_some(),
         upkeep.delete,
         upkeep.mark_failed.is_some(),
@@ -91,7 +92,17 @@ fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool)
             "slot.mode",
             "rows are to be polled, now or once the slot is given up",
         ),
-    };
+    }
+}
+
+/// The error for a table without a row key, with the SQL that gives it one.
+fn no_row_key(
+    outbox: &OutboxConfig,
+    name: &TableName,
+    table: &Table,
+    parks: bool,
+) -> Result<Error> {
+    let (key, what) = need_of_key(outbox, parks);
     let of = quote_table(name)?;
     let by = table.partition_columns.iter().map(|column| quoted(column));
     let by: Vec<String> = by.collect();
@@ -112,15 +123,14 @@ fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool)
     let remedy = match table.counters().next() {
         _ if table.by_expression => {
             "a table that is partitioned by an expression can have no such index: relay it from a \
-             slot, \
-             without what goes by row, or partition it by columns"
+             slot, without what goes by row, or partition it by columns"
                 .to_owned()
         }
         Some(counter) => format!("give it one: {}", unique(&quoted(&counter.name))),
         None if by.is_empty() => {
             format!(
-                "give it one: alter table {of} add column row_number bigint generated always \
-                     as identity unique;"
+                "give it one: alter table {of} add column row_number bigint generated always as \
+                 identity unique;"
             )
         }
         // Before Postgres 17 a partitioned table has no identity.
@@ -133,16 +143,15 @@ fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool)
             let default = format!("nextval({})", quote_literal(&sequence)?);
             format!(
                 "give it one: create sequence {sequence}; alter table {of} add column row_number \
-                 bigint not null default \
-                 {default}; {}",
+                 bigint not null default {default}; {}",
                 unique("row_number")
             )
         }
     };
     let cause = format!(
         "{key}: {what}, and nothing names exactly one row of table {name}: it has no primary key, \
-         and no other unique index \
-         over all of its rows and columns that are not null, that is checked at once"
+         and no other unique index over all of its rows and columns that are not null, that is \
+         checked at once"
     );
     Ok(Error::new(Kind::Config, cause).remedy(remedy))
 }

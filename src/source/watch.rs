@@ -163,25 +163,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let table = &now.table_name;
     let sql_publication = quoted(publication);
     let Some(seen) = &now.seen.publication else {
-        return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
-            Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(mend(
-                format!("alter publication {} rename to {sql_publication}. ", quoted(name)),
-                table,
-                "Then start walrelay again; if the slot cannot get past the time in between, drop \
-                 the slot: walrelay \
-                 recreates it",
-            )),
-            None => changed(now, format!("publication {publication} was dropped")).remedy(mend(
-                format!(
-                    "create publication {sql_publication} for table {table} with (publish = \
-                     'insert', \
-                     publish_via_partition_root = true). With several outboxes, name the table of \
-                     each. "
-                ),
-                table,
-                NEW_SLOT,
-            )),
-        });
+        return Err(publication_gone(now));
     };
     if now.publication_oid() != before.publication_oid() {
         return Err(changed(
@@ -194,16 +176,11 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
         return Err(table_gone(before, now));
     }
     let members = &now.seen.members;
+    let removed = format!("table {table} was removed from publication {publication}");
     if members.is_empty() {
-        return Err(changed(
-            now,
-            format!("table {table} was removed from publication {publication}"),
-        )
-        .remedy(mend(
-            format!("alter publication {sql_publication} add table {table}. "),
-            table,
-            "Then start walrelay again",
-        )));
+        let first = format!("alter publication {sql_publication} add table {table}. ");
+        let remedy = mend(first, table, "Then start walrelay again");
+        return Err(changed(now, removed).remedy(remedy));
     }
     let was_there = |now: &Member| {
         before
@@ -213,8 +190,6 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
             .any(|was| was.oid == now.oid && was.through == now.through)
     };
     if !members.iter().any(was_there) {
-        let cause =
-            format!("table {table} was removed from publication {publication} and added again");
         let filter = now.own(|member| member.row_filter.as_ref());
         let whole = filter
             .map(|_| format!("{}. ", publish_whole(&sql_publication, table)))
@@ -222,11 +197,8 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
         let filter = filter
             .map(|filter| format!(", with the row filter {filter}"))
             .unwrap_or_default();
-        return Err(changed(now, format!("{cause}{filter}")).remedy(mend(
-            whole,
-            table,
-            "Then start walrelay again",
-        )));
+        let remedy = mend(whole, table, "Then start walrelay again");
+        return Err(changed(now, format!("{removed} and added again{filter}")).remedy(remedy));
     }
     settings(before, now, seen)
 }
@@ -306,6 +278,37 @@ fn missing(table: &TableName) -> Remedy {
         ))
         .and(NextCommand::new("replay"))
         .and("` publishes them")
+}
+
+fn publication_gone(now: &Fingerprint) -> Error {
+    let publication = &now.publication_name;
+    let table = &now.table_name;
+    let sql_publication = quoted(publication);
+    let renamed = now.seen.publication_now_called.as_ref();
+    match renamed.filter(|name| *name != publication) {
+        Some(name) => changed(
+            now,
+            format!("publication {publication} was renamed to {name}"),
+        )
+        .remedy(mend(
+            format!(
+                "alter publication {} rename to {sql_publication}. ",
+                quoted(name)
+            ),
+            table,
+            "Then start walrelay again; if the slot cannot get past the time in between, drop the \
+             slot: walrelay recreates it",
+        )),
+        None => changed(now, format!("publication {publication} was dropped")).remedy(mend(
+            format!(
+                "create publication {sql_publication} for table {table} with (publish = 'insert', \
+                 publish_via_partition_root = true). With several outboxes, name the table of \
+                 each. "
+            ),
+            table,
+            NEW_SLOT,
+        )),
+    }
 }
 
 fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {

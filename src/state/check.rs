@@ -267,6 +267,28 @@ fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
     })
 }
 
+/// Why events that are messages would be given up, if they would: no outbox takes their prefix any
+/// more.
+fn dropped_prefix(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
+    let name = &slot.name;
+    let prefix = stored
+        .message_prefixes
+        .iter()
+        .find(|prefix| !slot.message_prefixes.contains(prefix))?;
+    Some(Mismatch {
+        cause: format!(
+            "messages with prefix {prefix:?} were events of slot {name}, and no outbox of the \
+             configuration takes them any more: those that were not delivered yet would be given \
+             up"
+        ),
+        verify: "check message_prefix in the configuration. If it is meant, relay with the old \
+                 one until no session emits it"
+            .into(),
+        risk: "messages with that prefix are not relayed, and events after it come again",
+        is_in_the_table: false,
+    })
+}
+
 /// Errors: the events are in another cluster than that of the brokers.
 pub(crate) fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
     elsewhere(stored, slot).map_or(Ok(()), |elsewhere| Err(elsewhere.refusal(slot)))
@@ -390,10 +412,8 @@ impl Comparison {
         let recreated = |what: &str, stored: u32, now: u32| {
             format!(
                 "the {what} of slot {name} is another one than before: it was dropped and created \
-                 again while walrelay \
-                 was away, or another is named now (OID {stored}, now {now}): rows written in \
-                 between may not be in the \
-                 stream"
+                 again while walrelay was away, or another is named now (OID {stored}, now \
+                 {now}): rows written in between may not be in the stream"
             )
         };
         let changed = |cause, is_in_the_table| Mismatch {
@@ -417,8 +437,7 @@ impl Comparison {
             None => {
                 let cause = format!(
                     "an outbox table of slot {name}, with OID {gone}, is not in the configuration \
-                     any more: its events \
-                     that were not delivered yet would be given up"
+                     any more: its events that were not delivered yet would be given up"
                 );
                 changed(cause, false)
             }
@@ -427,31 +446,12 @@ impl Comparison {
         if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
             let cause = format!(
                 "the outbox table of slot {name} was taken out of the publication and added again, \
-                 or added in another \
-                 way, while walrelay was away: rows written in between are not in the stream"
+                 or added in another way, while walrelay was away: rows written in between are not \
+                 in the stream"
             );
             self.mismatches.push(changed(cause, true));
         }
-        if let Some(prefix) = stored
-            .message_prefixes
-            .iter()
-            .find(|prefix| !slot.message_prefixes.contains(prefix))
-        {
-            self.mismatches.push(Mismatch {
-                cause: format!(
-                    "messages with prefix {prefix:?} were events of slot {name}, and no outbox of \
-                     the configuration takes \
-                     them any more: those that were not delivered yet would be given up"
-                ),
-                verify:
-                    "check message_prefix in the configuration. If it is meant, relay with the \
-                         old one until no session \
-                         emits it"
-                        .into(),
-                risk: "messages with that prefix are not relayed, and events after it come again",
-                is_in_the_table: false,
-            });
-        }
+        self.mismatches.extend(dropped_prefix(stored, slot));
         let more_messages = slot
             .message_prefixes
             .iter()
