@@ -158,29 +158,32 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
         found.push(Found { name, table });
     }
     if found.is_empty() {
-        const IS_THERE: &str = "select from pg_catalog.pg_publication where pubname = $1::text";
-        if session
-            .rows("looking for the publication", IS_THERE, &[&publication])
-            .await?
-            .is_empty()
-        {
-            let cause = format!(
-                "publication {publication} does not exist in database {}",
-                database.database
-            );
-            let remedy = "name the connector's database, and in publication.name a publication of: \
-                          select pubname from \
-                          pg_publication";
-            return Err(Error::new(Kind::Publication, cause).remedy(remedy));
-        }
-        let cause = format!(
-            "publication {publication} in database {} has no outbox of the connector",
-            database.database
-        );
-        let remedy = "name the connector's database, and its publication in publication.name";
-        return Err(Error::new(Kind::Publication, cause).remedy(remedy));
+        return Err(no_outbox(&session, publication, &database.database).await?);
     }
     Ok(found)
+}
+
+/// Why the connector has no outbox in this database: there is no such publication, or it has none.
+async fn no_outbox(session: &SqlSession, publication: &str, database: &str) -> Result<Error> {
+    const IS_THERE: &str = "select from pg_catalog.pg_publication where pubname = $1::text";
+    let found = session
+        .rows("looking for the publication", IS_THERE, &[&publication])
+        .await?;
+    let (cause, remedy) = if found.is_empty() {
+        (
+            format!("publication {publication} does not exist in database {database}"),
+            "name the connector's database, and in publication.name a publication of: select \
+             pubname from pg_publication",
+        )
+    } else {
+        (
+            format!(
+                "publication {publication} in database {database} has no outbox of the connector"
+            ),
+            "name the connector's database, and its publication in publication.name",
+        )
+    };
+    Ok(Error::new(Kind::Publication, cause).remedy(remedy))
 }
 
 /// What consumers will notice, if they will or may notice something.

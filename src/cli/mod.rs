@@ -6,9 +6,9 @@ use std::pin::pin;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
-use crate::config::LogFormat;
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
+use crate::config::{Config, LogFormat};
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::linked_libraries;
@@ -415,7 +415,8 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
     }
 }
 
-async fn run(args: &RunArgs) -> Outcome {
+/// The configuration of `run`. Sets up what logs and errors need of it, and logs where it is from.
+fn configured(args: &RunArgs) -> Result<Config> {
     let file = &args.settings.source.relay.common.file;
     let settings = config::settings(&flags(&args.settings), file)?;
     let config = config::config(&settings, args.adopt_slot)?;
@@ -432,6 +433,11 @@ async fn run(args: &RunArgs) -> Outcome {
     for warning in config::warnings(&settings, &config) {
         tracing::warn!(event = "configuration_warned", "{warning}");
     }
+    Ok(config)
+}
+
+async fn run(args: &RunArgs) -> Outcome {
+    let config = configured(args)?;
     let stop = on_signals()?;
     let mut telemetry = Telemetry::new(config.http.ready_within).of_bus(config.sink.kind.bus());
     let pages = match config.http.listen {

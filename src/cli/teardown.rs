@@ -72,13 +72,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let catalog = match args.keep_publication {
         true => Catalog::default(),
-        false => {
-            let found =
-                Catalogs::read(session.client(), &source.publication, &[], &Seen::default())
-                    .await
-                    .map_err(Error::from)?;
-            found.of_tables.into_iter().next().unwrap_or_default()
-        }
+        false => catalog_of(&session, &source.publication).await?,
     };
     let publication = catalog.publication.as_ref();
     if let Some(slot) = &slot {
@@ -101,15 +95,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     if let Some(text) = parked.stay_behind(&source.slot) {
         note(format_args!("note: {text}"));
     }
-    let doomed: Vec<_> = [
-        slot.as_ref().map(|_| format!("slot {}", source.slot)),
-        publication
-            .as_ref()
-            .map(|_| format!("publication {}", source.publication)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+    let doomed = doomed(&source, slot.as_ref(), publication);
     let backend = slot.as_ref().and_then(|slot| slot.active_pid);
     let steps = steps(&source, slot.is_some(), backend, publication.is_some())?;
     let mut plan = Plan {
@@ -125,28 +111,35 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         return print_report(args.output, &plan, &text);
     }
     if !args.yes {
-        let lost = if args.force {
-            " No relay will receive the unrelayed events from the slot."
-        } else {
-            ""
+        let lost = match args.force {
+            true => " No relay will receive the unrelayed events from the slot.",
+            false => "",
         };
-        let question = format!(
-            "Drop {} at {}?{lost}",
-            doomed.join(" and "),
-            source.database.describe()
-        );
+        let question = format!("Drop {doomed} at {}?{lost}", source.database.describe());
         confirm(question, "nothing was dropped").await?;
     }
     let ended = carry_out(&session, args.output, &mut plan.steps).await;
     print_report(args.output, &plan, "")?;
     ended?;
     args.output.say(format_args!(
-        "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the \
-         relay of a later slot {} \
-         first publishes the unpublished rows.",
-        doomed.join(" and "),
+        "Dropped {doomed}. Table and stored position are unchanged: if a relay stored a position, \
+         the relay of a later slot {} first publishes the unpublished rows.",
         source.slot
     ))
+}
+
+/// The publication with its tables, as far as it exists.
+async fn catalog_of(session: &SqlSession, publication: &str) -> Result<Catalog> {
+    let found = Catalogs::read(session.client(), publication, &[], &Seen::default()).await?;
+    Ok(found.of_tables.into_iter().next().unwrap_or_default())
+}
+
+/// What is dropped, for people; empty where nothing is.
+fn doomed(source: &SourceConfig, slot: Option<&Slot>, publication: Option<&Publication>) -> String {
+    let slot = slot.map(|_| format!("slot {}", source.slot));
+    let publication = publication.map(|_| format!("publication {}", source.publication));
+    let doomed: Vec<_> = slot.into_iter().chain(publication).collect();
+    doomed.join(" and ")
 }
 
 /// The statements for the objects that exist. `backend` is the session that streams from the slot:

@@ -25,40 +25,12 @@ impl Doing {
                 count(parked as f64)
             ),
         });
-        let bus = telemetry.bus.name;
         let (tone, headline, note) = match telemetry.health.not_ready() {
-            None => {
-                let note = match metrics.lag_seconds(now_us()) {
-                    _ if metrics.reads_table.get() > 0 => {
-                        "It reads the table and publishes its rows.".to_owned()
-                    }
-                    lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
-                        format!(
-                            "Postgres has WAL that has not arrived for {}.",
-                            seconds(lag)
-                        )
-                    }
-                    0.0 if parked.is_some() => {
-                        format!("All received events are in {bus}, or parked.")
-                    }
-                    0.0 => format!("All received events are in {bus}."),
-                    lag if metrics.write_back_due_events.get() > 0 => {
-                        format!(
-                            "The oldest event that is not written back was committed {} ago.",
-                            seconds(lag)
-                        )
-                    }
-                    lag => format!(
-                        "The oldest event that is not in {bus} was committed {} ago.",
-                        seconds(lag)
-                    ),
-                };
-                (
-                    if parked.is_some() { "wait" } else { "good" },
-                    "The relay works".to_owned(),
-                    Some(note),
-                )
-            }
+            None => (
+                if parked.is_some() { "wait" } else { "good" },
+                "The relay works".to_owned(),
+                Some(progress(telemetry, parked.is_some())),
+            ),
             Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
                 // The newest error keeps a relay from its work at the start.
                 let failure = telemetry
@@ -85,6 +57,31 @@ impl Doing {
             headline,
             notes: [note, parked].into_iter().flatten().collect(),
         }
+    }
+}
+
+/// How far the relay has come, which is ready.
+fn progress(telemetry: &Telemetry, has_parked: bool) -> String {
+    let metrics = &telemetry.metrics;
+    let bus = telemetry.bus.name;
+    match metrics.lag_seconds(now_us()) {
+        _ if metrics.reads_table.get() > 0 => {
+            "It reads the table and publishes its rows.".to_owned()
+        }
+        lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => format!(
+            "Postgres has WAL that has not arrived for {}.",
+            seconds(lag)
+        ),
+        0.0 if has_parked => format!("All received events are in {bus}, or parked."),
+        0.0 => format!("All received events are in {bus}."),
+        lag if metrics.write_back_due_events.get() > 0 => format!(
+            "The oldest event that is not written back was committed {} ago.",
+            seconds(lag)
+        ),
+        lag => format!(
+            "The oldest event that is not in {bus} was committed {} ago.",
+            seconds(lag)
+        ),
     }
 }
 

@@ -25,6 +25,8 @@ const NOT_NULL: &str = "carried as of a column that may be NULL: the schema of o
                         of an ltree its name";
 const NOT_IN_SCHEMA: &str = "the schema has neither the column's default, nor the labels of an \
                              enum, nor the name of an ltree";
+const OTHER_MEMBERS: &str =
+    "Debezium has no record of a payload with other members than the first of its version";
 const GIVE_DATABASE: &str = "give --database-url: then the column's type is known";
 
 /// The columns without which there is no record: id, what the topic is made of, key, payload.
@@ -53,21 +55,7 @@ pub(crate) fn carry(carrying: &mut Carrying<'_>) {
             carrying.draft.set(setting, column);
         }
     }
-    let is_doubtful = if carrying.tables.is_empty() {
-        id != "id"
-    } else {
-        !carrying.is_known(id, Column::is_never_null)
-    };
-    if is_doubtful {
-        let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record \
-                   whose header has no value";
-        carrying.left(
-            "router.table.field.event.id",
-            ToDo,
-            why,
-            "make the column NOT NULL",
-        );
-    }
+    id_that_may_be_null(carrying, id);
     route(carrying, route_by);
     key(carrying, key_column);
     carrying.draft.note(
@@ -111,6 +99,25 @@ pub(crate) fn carry(carrying: &mut Carrying<'_>) {
         .into_iter()
         .chain(placed.iter().map(|one| one.column.as_str()));
     unlike(carrying, columns);
+}
+
+/// Lists the column of the event's id, where it may be NULL.
+fn id_that_may_be_null(carrying: &mut Carrying<'_>, id: &str) {
+    let is_doubtful = if carrying.tables.is_empty() {
+        id != "id"
+    } else {
+        !carrying.is_known(id, Column::is_never_null)
+    };
+    if is_doubtful {
+        let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record \
+                   whose header has no value";
+        carrying.left(
+            "router.table.field.event.id",
+            ToDo,
+            why,
+            "make the column NOT NULL",
+        );
+    }
 }
 
 fn record_timestamp(carrying: &mut Carrying<'_>, column: &str) {
@@ -417,7 +424,8 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             .draft
             .named(HEADERS, "id", &written(carrying, "header", id, of_id));
     }
-    for one in placed.iter().filter(|one| one.place == Place::Header) {
+    let of_headers = placed.iter().filter(|one| one.place == Place::Header);
+    for one in of_headers.clone() {
         if is_text {
             printed(carrying, HEADER, &one.column);
         }
@@ -436,27 +444,32 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
     }
-    if is_text && carrying.tables.is_empty() && placed.iter().any(|one| one.place == Place::Header)
-    {
+    let columns: Vec<_> = of_headers.map(|one| one.column.as_str()).collect();
+    if is_text && carrying.tables.is_empty() && !columns.is_empty() {
         let why = "carried as SimpleHeaderConverter. Java's text of an array, a bytea or a numeric \
-                   without precision \
-                   ([a, b], java.nio.HeapByteBuffer[…], Struct{…}) is another";
+                   without precision ([a, b], java.nio.HeapByteBuffer[…], Struct{…}) is another";
         carrying.left(HEADER, MayDiffer, why, GIVE_DATABASE);
     }
-    match &converter {
+    converter_of_headers(carrying, &converter, id, &columns);
+}
+
+/// Lists the converter of headers, where they differ. The event's id is a header like these
+/// `columns`.
+fn converter_of_headers(
+    carrying: &mut Carrying<'_>,
+    converter: &Converter,
+    id: &str,
+    columns: &[&str],
+) {
+    match converter {
         Converter::Text | Converter::Json { schemas: false } => {}
         Converter::Json { schemas: true } => {
             let what_to_do =
                 "connect('schema', 'required') in [route.headers] for columns that are NOT NULL";
-            let of_headers = placed
-                .iter()
-                .filter(|one| one.place == Place::Header)
-                .map(|one| one.column.as_str());
-            let columns: Vec<_> = std::iter::once(id).chain(of_headers).collect();
-            schema(carrying, HEADER, &columns, what_to_do);
+            schema(carrying, HEADER, &[&[id], columns].concat(), what_to_do);
         }
         Converter::Other(_) | Converter::Bytes | Converter::Unknown => {
-            let effect = if converter == Converter::Unknown {
+            let effect = if *converter == Converter::Unknown {
                 MayDiffer
             } else {
                 Differs
@@ -470,6 +483,16 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
     }
 }
 
+/// The function that expands the payload.
+fn expansion(given: &Given) -> &'static str {
+    match given.get("router.table.json.payload.null.behavior") {
+        Some(behavior) if behavior.trim().eq_ignore_ascii_case("optional_bytes") => {
+            "expand('nulls')"
+        }
+        _ => "expand",
+    }
+}
+
 fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
     let given = carrying.given;
     let envelope: Vec<&Placed> = placed
@@ -477,32 +500,16 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
         .filter(|one| one.place == Place::Envelope)
         .collect();
     let tombstone = given.is_true(TOMBSTONE);
-    let expand =
-        given.is_true(EXPAND).then(
-            || match given.get("router.table.json.payload.null.behavior") {
-                Some(behavior) if behavior.trim().eq_ignore_ascii_case("optional_bytes") => {
-                    "expand('nulls')"
-                }
-                _ => "expand",
-            },
-        );
+    let expand = given.is_true(EXPAND).then(|| expansion(given));
     // A structure is nothing that a converter for bytes writes itself.
     let is_structure = !envelope.is_empty() || expand.is_some();
     if given.has(SCHEMA_VERSION) {
         let (effect, why) = match !envelope.is_empty() && expand.is_some() {
-            true => (
-                MayDiffer,
-                "Debezium has no record of a payload with other members than the first of its \
-                 version",
-            ),
+            true => (MayDiffer, OTHER_MEMBERS),
             false => (NoEffect, "no envelope has a schema here"),
         };
-        carrying.left(
-            SCHEMA_VERSION,
-            effect,
-            why,
-            "find out whether events were lost",
-        );
+        let what_to_do = "find out whether events were lost";
+        carrying.left(SCHEMA_VERSION, effect, why, what_to_do);
     }
     let converter =
         Converter::of_column(carrying, "value", Some(payload).filter(|_| !is_structure));

@@ -15,7 +15,7 @@ use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::table;
 use crate::source::catalog::{self, Catalog, Member};
 use crate::source::preflight::{
-    FAILOVER_MAJOR_MIN, Facts, inspect, judge_server, keeps_rows, survey,
+    FAILOVER_MAJOR_MIN, Facts, Server, inspect, judge_server, keeps_rows, survey,
 };
 use walrelay_core::catalog::{Table, no_table};
 use walrelay_core::config::{OutboxConfig, TableName};
@@ -313,7 +313,6 @@ fn as_planned(wanted: &Wanted<'_>, found: &Found) -> Facts {
 
 fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()> {
     let name = &wanted.source.publication;
-    let server = &found.facts.server;
     let known = found.facts.publication();
     if known.is_none() && found.facts.slot.is_some() {
         // The slot decodes a change with the catalog of that time, and that catalog has no
@@ -354,25 +353,7 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
             format!("alter publication {sql_name} add table {sql_tables};"),
         ),
     };
-    if known.is_none() && !found.capacity.may_create {
-        let cause = format!(
-            "role {} may not create publications in database {}",
-            server.role, server.database
-        );
-        let grant = format!(
-            "grant create on database {} to {};",
-            quoted(&server.database),
-            quoted(&server.role)
-        );
-        plan.obstacles
-            .push(Error::new(Kind::PostgresRefused, cause).remedy(grant));
-    }
-    if known.is_some_and(|publication| !publication.owned) {
-        let cause = format!("role {} does not own publication {name}", server.role);
-        let remedy = "run setup as its owner, or give its owner the output of setup --dry-run";
-        plan.obstacles
-            .push(Error::new(Kind::PostgresRefused, cause).remedy(remedy));
-    }
+    plan.obstacles.extend(missing_right(found, name));
     // Only its owner may add a table to a publication.
     let refused =
         |(name, of): (&&TableName, &&OutboxTable)| is_owned(name, of.table.as_ref()?).err();
@@ -382,11 +363,32 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
     if known.is_some() && found.facts.slot.is_some() {
         plan.notes.push(format!(
             "the slot is older than table {listed}: a relay that knows an earlier table stops at \
-             its start, and its error \
-             names the choices"
+             its start, and its error names the choices"
         ));
     }
     Ok(())
+}
+
+/// Why the role may not create the publication `name`, or alter it where it exists.
+fn missing_right(found: &Found, name: &str) -> Option<Error> {
+    let Server { role, database, .. } = &found.facts.server;
+    let (cause, remedy) = match found.facts.publication() {
+        None if found.capacity.may_create => return None,
+        None => (
+            format!("role {role} may not create publications in database {database}"),
+            format!(
+                "grant create on database {} to {};",
+                quoted(database),
+                quoted(role)
+            ),
+        ),
+        Some(publication) if publication.owned => return None,
+        Some(_) => (
+            format!("role {role} does not own publication {name}"),
+            "run setup as its owner, or give its owner the output of setup --dry-run".to_owned(),
+        ),
+    };
+    Some(Error::new(Kind::PostgresRefused, cause).remedy(remedy))
 }
 
 pub(crate) fn is_owned(name: &TableName, table: &Table) -> Result<()> {
@@ -534,7 +536,7 @@ mod tests {
     use crate::conninfo::ConnInfo;
     use crate::poll::Order;
     use crate::source::catalog::{Flags, Publication};
-    use crate::source::preflight::{Server, Slot};
+    use crate::source::preflight::Slot;
     use walrelay_core::config::EventSource;
     use walrelay_core::position::Lsn;
     use walrelay_core::testing::column_of;

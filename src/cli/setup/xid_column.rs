@@ -235,8 +235,7 @@ fn steps(
         // One transaction: no row is inserted between the column and its default.
         let sql = format!(
             "begin;\nset local lock_timeout = '2s';\n{add}alter table {sql_name} alter column \
-             {sql_column} set default \
-             pg_catalog.pg_current_xact_id();\ncommit;"
+             {sql_column} set default pg_catalog.pg_current_xact_id();\ncommit;"
         );
         let doing = format!("adding column {wanted} to table {name}");
         let result = format!("column {wanted} added to table {name}: existing rows have NULL");
@@ -244,36 +243,8 @@ fn steps(
             .push(Step::new(How::Patiently, doing, result, sql));
     }
     for target in targets.iter().filter(|target| target.lacks_index()) {
-        let index = index_name(&target.table, wanted);
-        let schema = quote_ident(&target.schema)?;
-        let sql_index = quote_ident(&index)?;
-        let doing = format!("dropping invalid index {index}");
-        let result = format!("invalid index {index} dropped");
-        let drop = format!("drop index concurrently {schema}.{sql_index};");
-        plan.steps.extend(
-            target
-                .broken
-                .then(|| Step::new(How::Unbounded, doing, result, drop)),
-        );
-        let doing = format!("creating index {index}");
-        let result = format!("index {index} created");
-        let table = quote_ident(&target.table)?;
-        let (how, create) = match target.partitioned {
-            // Without rows, it is made at once. It holds up writers for as long as it waits for its
-            // lock.
-            true => {
-                let create =
-                    format!("create index {sql_index} on only {schema}.{table} ({sql_column});");
-                (How::Patiently, in_short_transaction(&create))
-            }
-            false => {
-                let create = format!(
-                    "create index concurrently {sql_index} on {schema}.{table} ({sql_column});"
-                );
-                (How::Unbounded, create)
-            }
-        };
-        plan.steps.push(Step::new(how, doing, result, create));
+        plan.steps.extend(drop_of_broken_index(target, wanted)?);
+        plan.steps.push(creation_of_index(target, wanted)?);
     }
     attach(plan, wanted, targets)?;
     if plan.steps.len() == before {
@@ -297,6 +268,44 @@ fn steps(
 
 /// Makes the indexes of partitions parts of that of their table: Postgres then gives a later
 /// partition such an index.
+/// The step that drops an index that was not completed, if there is one.
+fn drop_of_broken_index(target: &IndexTarget, wanted: &str) -> Result<Option<Step>> {
+    let index = index_name(&target.table, wanted);
+    let schema = quote_ident(&target.schema)?;
+    let sql_index = quote_ident(&index)?;
+    let doing = format!("dropping invalid index {index}");
+    let result = format!("invalid index {index} dropped");
+    let drop = format!("drop index concurrently {schema}.{sql_index};");
+    Ok(target
+        .broken
+        .then(|| Step::new(How::Unbounded, doing, result, drop)))
+}
+
+/// The step that creates the index of column `wanted`.
+fn creation_of_index(target: &IndexTarget, wanted: &str) -> Result<Step> {
+    let index = index_name(&target.table, wanted);
+    let schema = quote_ident(&target.schema)?;
+    let sql_index = quote_ident(&index)?;
+    let table = quote_ident(&target.table)?;
+    let column = quote_ident(wanted)?;
+    let doing = format!("creating index {index}");
+    let result = format!("index {index} created");
+    let (how, create) = match target.partitioned {
+        // Without rows, it is made at once. It holds up writers for as long as it waits for its
+        // lock.
+        true => {
+            let create = format!("create index {sql_index} on only {schema}.{table} ({column});");
+            (How::Patiently, in_short_transaction(&create))
+        }
+        false => {
+            let create =
+                format!("create index concurrently {sql_index} on {schema}.{table} ({column});");
+            (How::Unbounded, create)
+        }
+    };
+    Ok(Step::new(how, doing, result, create))
+}
+
 fn attach(plan: &mut Plan, wanted: &str, targets: &[IndexTarget]) -> Result<()> {
     let has_own = |target: &&IndexTarget| target.lacks_index() || target.index.is_some();
     for target in targets

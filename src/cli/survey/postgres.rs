@@ -66,17 +66,12 @@ pub(in crate::cli) struct Place {
 
 /// Adds the checks of Postgres to `survey`. What an earlier fault leaves open is left out.
 pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>) -> Seen {
-    let mut seen = Seen::default();
-    // Without columns, a template names its topic.
-    let templates = config
-        .outboxes
-        .iter()
-        .map(|outbox| &outbox.route.topic)
-        .filter(|topic| topic.columns().next().is_none());
-    seen.topics
-        .extend(templates.map(|topic| (topic.source().to_owned(), None)));
+    let mut seen = Seen {
+        topics: topics_of_templates(config),
+        ..Seen::default()
+    };
     let source = &config.source;
-    let address = config.source.database.describe();
+    let address = source.database.describe();
     let session = match SqlSession::connect(&source.database, PROGRAM).await {
         Ok(session) => session,
         Err(error) => {
@@ -84,88 +79,33 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
             return seen;
         }
     };
+    let client = session.client();
     let mut named = config.clone();
-    let found = row_key::find(
-        session.client(),
-        source,
-        &config.delivery,
-        &mut named.outboxes,
-    )
-    .await;
-    let facts = match inspect(
-        session.client(),
-        &source.slot,
-        &source.publication,
-        &named.outboxes,
-    )
-    .await
-    {
+    let found = row_key::find(client, source, &config.delivery, &mut named.outboxes).await;
+    let facts = match inspect(client, &source.slot, &source.publication, &named.outboxes).await {
         Ok(facts) => facts,
         Err(error) => {
             survey.wrong("server", "", &error);
             return seen;
         }
     };
-    survey.ok(
-        "postgres",
-        &address,
-        format!("PostgreSQL {}", facts.server.version),
-    );
+    let version = format!("PostgreSQL {}", facts.server.version);
+    survey.ok("postgres", &address, version);
     let mut upkeep_is_open = found.is_ok();
     if let Err(error) = found {
         survey.wrong("row-key", "", &error);
     }
-    let polls = polls_because(source, &facts);
-    match &polls {
-        // A poller needs neither slot nor publication. On a standby it waits, too.
-        Some(why) if !facts.server.in_recovery => polled(survey, &named, &facts, why),
-        Some(_) => survey.judged("server", "", judge_server(&facts.server), ""),
-        None => {
-            streamed(survey, &named, &facts, asked);
-            // The relay would make the slot.
-            if facts.slot.is_none()
-                && asked == Asked::Both
-                && let Ok(capacity) = Capacity::read(session.client(), "").await
-            {
-                capacity
-                    .full()
-                    .for_each(|error| survey.wrong("server", "", &error));
-            }
-        }
-    }
+    let subject = Looked {
+        config: &named,
+        session: &session,
+        facts: &facts,
+        polls: polls_because(source, &facts),
+        asked,
+    };
+    subject.source(survey).await;
     copies(survey, config, &facts).await;
     clock(survey, &session).await;
-    let tables = named
-        .outboxes
-        .iter()
-        .filter_map(|outbox| Some((outbox, outbox.source.table()?)));
-    for ((outbox, name), catalog) in tables.zip(&facts.catalogs) {
-        let is_readable = readable(catalog, outbox);
-        upkeep_is_open &= is_readable;
-        // Where the relay streams, the check of the table has told what is missing.
-        if is_readable || polls.is_some() {
-            recovery(survey, &session, &named, outbox, polls.is_some()).await;
-        }
-        let Ok(Some(table)) = table::read(session.client(), name).await else {
-            continue;
-        };
-        // They tell what the bus is asked.
-        if is_readable && asked == Asked::Both {
-            let sampled = Sampled {
-                outbox,
-                name,
-                table: &table,
-            };
-            rows(
-                survey,
-                &session,
-                &sampled,
-                config.delivery.on_error,
-                &mut seen,
-            )
-            .await;
-        }
-    }
+    upkeep_is_open &= subject.tables(survey, &mut seen).await;
     if upkeep_is_open {
         let fits = "the role may do what is configured for rows and parked events";
         survey.judged("upkeep", "", upkeep(&session, &named).await, fits);
@@ -174,6 +114,92 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
     seen.system_identifier.clone_from(&facts.system_identifier);
     seen.place = Some(Place { session, facts });
     seen
+}
+
+/// The topics that templates without columns name.
+fn topics_of_templates(config: &Config) -> BTreeMap<String, Option<Largest>> {
+    config
+        .outboxes
+        .iter()
+        .map(|outbox| &outbox.route.topic)
+        .filter(|topic| topic.columns().next().is_none())
+        .map(|topic| (topic.source().to_owned(), None))
+        .collect()
+}
+
+/// The server, as far as it answered.
+struct Looked<'l> {
+    /// With the row keys that were found.
+    config: &'l Config,
+    session: &'l SqlSession,
+    facts: &'l Facts,
+    /// Why the relay would poll, if it would.
+    polls: Option<String>,
+    asked: Asked,
+}
+
+impl Looked<'_> {
+    /// Adds the checks of what a relay reads from.
+    async fn source(&self, survey: &mut Survey<'_>) {
+        let facts = self.facts;
+        match &self.polls {
+            // A poller needs neither slot nor publication. On a standby it waits, too.
+            Some(why) if !facts.server.in_recovery => polled(survey, self.config, facts, why),
+            Some(_) => survey.judged("server", "", judge_server(&facts.server), ""),
+            None => {
+                streamed(survey, self.config, facts, self.asked);
+                // The relay would make the slot.
+                if facts.slot.is_none()
+                    && self.asked == Asked::Both
+                    && let Ok(capacity) = Capacity::read(self.session.client(), "").await
+                {
+                    capacity
+                        .full()
+                        .for_each(|error| survey.wrong("server", "", &error));
+                }
+            }
+        }
+    }
+
+    /// Adds the checks of the tables, and to `seen` what their rows say of topics. Whether all of
+    /// them can be read.
+    async fn tables(&self, survey: &mut Survey<'_>, seen: &mut Seen) -> bool {
+        let session = self.session;
+        let mut are_readable = true;
+        let tables = self
+            .config
+            .outboxes
+            .iter()
+            .filter_map(|outbox| Some((outbox, outbox.source.table()?)));
+        for ((outbox, name), catalog) in tables.zip(&self.facts.catalogs) {
+            let is_readable = readable(catalog, outbox);
+            are_readable &= is_readable;
+            // Where the relay streams, the check of the table has told what is missing.
+            if is_readable || self.polls.is_some() {
+                recovery(survey, session, self.config, outbox, self.polls.is_some()).await;
+            }
+            let Ok(Some(table)) = table::read(session.client(), name).await else {
+                continue;
+            };
+            // They tell what the bus is asked.
+            if is_readable && self.asked == Asked::Both {
+                let sampled = Sampled {
+                    outbox,
+                    name,
+                    table: &table,
+                };
+                rows(
+                    survey,
+                    session,
+                    &sampled,
+                    self.config.delivery.on_error,
+                    seen,
+                )
+                .await;
+            }
+        }
+        are_readable
+    }
 }
 
 /// Prepares the SQL of the configuration, as `run` does.
