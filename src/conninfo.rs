@@ -282,7 +282,8 @@ impl ConnInfo {
             _ if !remote => None,
             SslMode::Disable => Some("the connection is not encrypted (sslmode=disable)"),
             SslMode::Prefer => Some(
-                "the connection may be unencrypted, and the server is not verified (sslmode=prefer)",
+                "the connection may be unencrypted, and the server is not verified \
+                 (sslmode=prefer)",
             ),
             SslMode::Require if self.tls.root.is_none() => Some(
                 "the connection is encrypted, but the server is not verified (sslmode=require)",
@@ -1148,7 +1149,8 @@ mod tests {
     fn the_password_file_is_read_as_libpq_reads_it() {
         use std::os::unix::fs::PermissionsExt;
         let file = tempfile::NamedTempFile::new().unwrap();
-        let lines = "# h:5432:d:u:comment\nshort:line\nother:*:*:*:wrong\nh:5433:*:*:port\nh:*:d:a\\:b:colon\\:\\\\end\n\
+        let lines = "# h:5432:d:u:comment\nshort:line\nother:*:*:*:wrong\nh:5433:*:*:port\n\
+                     h:*:d:a\\:b:colon\\:\\\\end\n\
                      h:*:d:u:first\nh:*:d:u:second\n*:*:*:w:wild:card\nlocalhost:*:d:s:socket\n";
         std::fs::write(file.path(), lines).unwrap();
         let path = file.path().to_str().unwrap();

@@ -53,7 +53,9 @@ Examples:
     walrelay config import - --json
   kubectl get kafkaconnector outbox -o yaml | walrelay config import -
 
-The command connects to --database-url only, and reads its catalogs. It writes no password into the file. Standard error has a line for each option without an equivalent: whether consumers notice, why, and what to do. docs/how-to/move-from-debezium.md describes the whole migration.
+The command connects to --database-url only, and reads its catalogs. It writes no password into \
+the file. Standard error has a line for each option without an equivalent: whether consumers \
+notice, why, and what to do. docs/how-to/move-from-debezium.md describes the whole migration.
 
 Exit codes:
   0   consumers notice no difference; never without --database-url
@@ -330,8 +332,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [file, output] =
             ["connector.properties", "walrelay.toml"].map(|name| folder.path().join(name));
-        let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\ntable.include.list=public.outbox\n\
-                    extended.headers.enabled=false\nkey.converter=StringConverter\nvalue.converter=StringConverter\n\
+        let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\n\
+                    table.include.list=public.outbox\nextended.headers.enabled=false\n\
+                    key.converter=StringConverter\nvalue.converter=StringConverter\n\
                     transforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n";
         std::fs::write(&file, same).unwrap();
         let target = Target {

@@ -54,7 +54,9 @@ Examples:
   walrelay teardown --slot orders --yes
   walrelay teardown --slot orders --dry-run
 
---dry-run ends with the exit code that teardown would end with for what it finds. If a relay stored a position, it stays: the relay of a later slot of the same name first publishes the unpublished rows.
+--dry-run ends with the exit code that teardown would end with for what it finds. If a relay \
+stored a position, it stays: the relay of a later slot of the same name first publishes the \
+unpublished rows.
 
 Exit codes:
   0   slot and publication are dropped

@@ -937,7 +937,10 @@ mod tests {
 
     prop_compose! {
         fn any_position()(end in 0u64..20, partial in proptest::option::of(0u64..5)) -> Position {
-            let partial = partial.map(|ahead| Partial { commit_lsn: Lsn::new(end + ahead), index: 1 });
+            let partial = partial.map(|ahead| Partial {
+                commit_lsn: Lsn::new(end + ahead),
+                index: 1,
+            });
             Position { end_lsn: Lsn::new(end), partial }
         }
     }
@@ -967,7 +970,8 @@ mod tests {
             match reconcile(Some(&stored), &server(timeline), &slot, wal_end, &history, adopt) {
                 Ok(start) => {
                     prop_assert!(start.position.end_lsn <= wal_end);
-                    prop_assert!(start.position.partial.is_none_or(|partial| partial.commit_lsn < wal_end));
+                    let partial = start.position.partial;
+                    prop_assert!(partial.is_none_or(|partial| partial.commit_lsn < wal_end));
                     prop_assert!(start.position.end_lsn >= slot.confirmed_flush);
                     if start.notes.is_empty() {
                         prop_assert!(belongs && then <= timeline);

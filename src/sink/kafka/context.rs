@@ -686,7 +686,10 @@ mod tests {
     #[test]
     fn round_trip_and_throttle_are_those_of_the_slowest_broker_that_was_measured() {
         let window = |avg, cnt| serde_json::json!({"min": 1, "avg": avg, "cnt": cnt});
-        let broker = |avg, cnt| serde_json::json!({"nodeid": 1, "rtt": window(avg, cnt), "throttle": window(avg / 100, cnt)});
+        let broker = |avg, cnt| {
+            let throttle = window(avg / 100, cnt);
+            serde_json::json!({"nodeid": 1, "rtt": window(avg, cnt), "throttle": throttle})
+        };
         let of = |brokers| {
             let statistics = serde_json::json!({"brokers": brokers, "ts": 1}).to_string();
             let Statistics { brokers } = serde_json::from_str(&statistics).unwrap();

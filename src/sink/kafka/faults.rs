@@ -127,7 +127,8 @@ const FAULTS: &[Fault] = &[
         codes: &[GroupAuthorizationFailed, DelegationTokenAuthorizationFailed],
         kind: Kind::BusRefused,
         what: "the Kafka user is not authorised",
-        remedy: "look at the user's ACLs: kafka-acls --bootstrap-server … --list --principal User:…",
+        remedy: "look at the user's ACLs: kafka-acls --bootstrap-server … --list \
+                 --principal User:…",
     },
     Fault {
         codes: &[TransactionalIdAuthorizationFailed],
@@ -298,7 +299,8 @@ const FAULTS: &[Fault] = &[
         ],
         kind: Kind::BusUnreachable,
         what: "the partition cannot be written or read now",
-        remedy: "check that enough brokers run for the topic's min.insync.replicas, and their disks",
+        remedy: "check that enough brokers run for the topic's min.insync.replicas, and their \
+                 disks",
     },
 ];
 

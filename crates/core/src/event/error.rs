@@ -76,7 +76,7 @@ pub enum EventError {
         of: EventSource,
         column: Shown,
     },
-    #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
+    #[error("{place}{}: column {column} of {of} {fault}", of_row(id.as_ref()))]
     Value {
         place: Place,
         id: Option<Shown>,
@@ -105,6 +105,11 @@ pub enum EventError {
         commit_lsn: Lsn,
         events: u64,
     },
+}
+
+/// How a row is named behind its place.
+fn of_row(id: Option<&Shown>) -> String {
+    id.map(|id| format!(", row {id}")).unwrap_or_default()
 }
 
 impl EventError {

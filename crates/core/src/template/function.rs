@@ -44,11 +44,12 @@ pub struct Extension {
     pub make: fn(&[&str]) -> Result<Extended, String>,
 }
 
-/// A value of a column of this type in another form. `None` is NULL; an error is what the value
-/// should be instead.
-pub type OfValue = dyn for<'v> Fn(Option<Cow<'v, str>>, ColumnType) -> Result<Option<Cow<'v, str>>, &'static str>
-    + Send
-    + Sync;
+/// The text of a value; none of NULL.
+pub type Nullable<'v> = Option<Cow<'v, str>>;
+
+/// A value of a column of this type in another form. An error is what the value should be instead.
+pub type OfValue =
+    dyn for<'v> Fn(Nullable<'v>, ColumnType) -> Result<Nullable<'v>, &'static str> + Send + Sync;
 
 /// A function of an [`Extension`] with its arguments.
 #[derive(Clone)]
@@ -180,12 +181,12 @@ impl Function {
         })
     }
 
-    /// Applies it to a value of a column `of` this type; `None` is NULL.
+    /// Applies it to a value of a column `of` this type.
     pub(super) fn apply<'v>(
         &self,
-        value: Option<Cow<'v, str>>,
+        value: Nullable<'v>,
         of: ColumnType,
-    ) -> Result<Option<Cow<'v, str>>, &'static str> {
+    ) -> Result<Nullable<'v>, &'static str> {
         match self {
             Function::Default(text) => Ok(Some(value.unwrap_or_else(|| Cow::Owned(text.clone())))),
             Function::Filled => Ok(value.filter(|value| value.chars().any(|c| c > ' '))),

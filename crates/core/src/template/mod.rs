@@ -34,7 +34,7 @@ use std::str::FromStr;
 
 pub use bind::{Bound, RenderError, UnknownColumn, Values};
 use function::Function;
-pub use function::{Extended, Extension, OfValue, extend};
+pub use function::{Extended, Extension, Nullable, OfValue, extend};
 pub use java::of_java;
 pub(crate) use json::each_member;
 pub use json::{members, text_of, tokens};
