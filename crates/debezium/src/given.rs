@@ -383,8 +383,8 @@ mod tests {
             ),
             (
                 "f",
-                "# Strimzi\n---\nmetadata: {x: [a]}\nspec:\n  class: C\n  tasksMax: 1\n  config:\n    \
-                 z: 1\n    a.b: true\n    m: '${x:y}'\n",
+                "# Strimzi\n---\nmetadata: {x: [a]}\nspec:\n  class: C\n  \
+                 tasksMax: 1\n  config:\n    z: 1\n    a.b: true\n    m: '${x:y}'\n",
             ),
             (
                 "f.yml",
