@@ -2,6 +2,7 @@
 //! several commands and reads the configuration, and [`output`] prints.
 
 use std::future::pending;
+use std::path::absolute;
 use std::pin::pin;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
@@ -48,7 +49,7 @@ mod verify;
 use check::CheckArgs;
 use cleanup::CleanupArgs;
 use completions::{CompletionsArgs, ManArgs};
-use config::{RunSettings, flags};
+use config::{FileArgs, RunSettings, flags};
 use doctor::DoctorArgs;
 use exporter::ExporterArgs;
 #[cfg(feature = "debezium")]
@@ -277,7 +278,7 @@ Each command's own --help has more.";
 pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
     let flags = relay_flags(typed);
     let complete = |next| with_flags(next, &flags);
-    match done(&cli.command, &complete).await {
+    match done(&cli.command, &complete, &flags).await {
         Ok(()) | Err(Failure::PipeClosed) => Ok(0),
         Err(Failure::ExitCode(code)) => Ok(code),
         Err(Failure::Error(error)) => Err(error.with_commands(&complete)),
@@ -374,27 +375,31 @@ fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
         .collect()
 }
 
-/// `next` with those of `flags` that it takes, so that it concerns the same relay.
-fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
+/// Whether a command takes a flag.
+fn takes(command: &str, flag: &str) -> bool {
     let mut root = Cli::command();
     root.build();
-    let found = next
-        .name()
-        .split(' ')
-        .try_fold(&root, |command, name| command.find_subcommand(name));
-    let takes = |flag: &Flag| {
-        found.is_some_and(|command| {
-            command
-                .get_arguments()
-                .any(|argument| argument.get_long() == Some(flag.name))
-        })
-    };
-    next.with_missing(flags.iter().filter(|flag| takes(flag)).cloned())
+    let mut names = command.split(' ');
+    let found = names.try_fold(&root, |command, name| command.find_subcommand(name));
+    found.is_some_and(|command| {
+        let mut arguments = command.get_arguments();
+        arguments.any(|argument| argument.get_long() == Some(flag))
+    })
 }
 
-async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
+/// `next` with those of `flags` that it takes, so that it concerns the same relay.
+fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
+    let name = next.name();
+    next.with_missing(flags.iter().filter(|flag| takes(name, flag.name)).cloned())
+}
+
+async fn done(
+    command: &Command,
+    complete: &dyn Fn(NextCommand) -> NextCommand,
+    typed: &[Flag],
+) -> Outcome {
     match command {
-        Command::Run(args) => Box::pin(run(args)).await,
+        Command::Run(args) => Box::pin(run(args, typed)).await,
         Command::Setup(args) => setup::setup(args, complete).await,
         Command::Teardown(args) => Box::pin(teardown::teardown(args)).await,
         Command::Status(args) => status::status(args).await,
@@ -416,13 +421,13 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
 }
 
 /// The configuration of `run`. Sets up what logs and errors need of it, and logs where it is from.
-fn configured(args: &RunArgs) -> Result<Config> {
+fn configured(args: &RunArgs, typed: &[Flag]) -> Result<Config> {
     let file = &args.settings.source.relay.common.file;
     let settings = config::settings(&flags(&args.settings), file)?;
     let config = config::config(&settings, args.adopt_slot)?;
-    let named = file.named().map(|file| shell_word(&file.to_string_lossy()));
     Given {
-        config: named,
+        flags: flags_for_remedies(file, &config, typed),
+        takes,
         placeholders: tool_placeholders(&config.kafka),
     }
     .set_for_process();
@@ -436,8 +441,29 @@ fn configured(args: &RunArgs) -> Result<Config> {
     Ok(config)
 }
 
-async fn run(args: &RunArgs) -> Outcome {
-    let config = configured(args)?;
+/// The flags of commands in remedies, for a shell in another folder and without the environment of
+/// this process: those typed, and the file, or the slot where no file is named.
+fn flags_for_remedies(file: &FileArgs, config: &Config, typed: &[Flag]) -> Vec<Flag> {
+    let mut flags = typed.to_vec();
+    let named = file.named();
+    let named = named.map(|file| absolute(&file).unwrap_or_else(|_| file.clone()));
+    let (name, value) = match named {
+        Some(file) => ("config", file.to_string_lossy().into_owned()),
+        None => ("slot", config.source.slot.to_string()),
+    };
+    flags.retain(|flag| flag.name != name);
+    flags.insert(
+        0,
+        Flag {
+            name,
+            value: Some(shell_word(&value)),
+        },
+    );
+    flags
+}
+
+async fn run(args: &RunArgs, typed: &[Flag]) -> Outcome {
+    let config = configured(args, typed)?;
     let stop = on_signals()?;
     let mut telemetry = Telemetry::new(config.http.ready_within).of_bus(config.sink.kind.bus());
     let pages = match config.http.listen {

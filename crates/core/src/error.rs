@@ -240,15 +240,22 @@ impl Kind {
 
 /// What the commands in the remedies of this process name. A remedy in a log is pasted where nobody
 /// set what the process was started with.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Given {
-    /// The configuration file, as typed in a shell.
-    pub config: Option<String>,
+    /// The flags that the process was started with, as typed in a shell, without secrets.
+    pub flags: Vec<Flag>,
+    /// Whether this `walrelay` command takes this flag.
+    pub takes: fn(&str, &str) -> bool,
     /// Placeholders in commands of other tools, each with what replaces it.
     pub placeholders: Vec<(&'static str, String)>,
 }
 
 static GIVEN: OnceLock<Given> = OnceLock::new();
+static NO_GIVEN: Given = Given {
+    flags: Vec::new(),
+    takes: |_, _| false,
+    placeholders: Vec::new(),
+};
 
 impl Given {
     /// Remedies of this process are written with this from now on. Only the first call has an
@@ -258,11 +265,7 @@ impl Given {
     }
 
     fn of_process() -> &'static Given {
-        static NOTHING: Given = Given {
-            config: None,
-            placeholders: Vec::new(),
-        };
-        GIVEN.get().unwrap_or(&NOTHING)
+        GIVEN.get().unwrap_or(&NO_GIVEN)
     }
 
     /// `text` with what replaces its placeholders.
@@ -408,12 +411,12 @@ impl NextCommand {
     }
 
     fn text(&self, given: &Given) -> String {
-        let config = given.config.iter().map(|file| Flag {
-            name: "config",
-            value: Some(file.clone()),
-        });
+        let taken = given
+            .flags
+            .iter()
+            .filter(|flag| (given.takes)(self.name, flag.name));
         let mut text = format!("walrelay {}", self.name);
-        for Flag { name, value } in self.clone().with_missing(config).flags {
+        for Flag { name, value } in self.clone().with_missing(taken.cloned()).flags {
             text.push_str(" --");
             text.push_str(name);
             if let Some(value) = value {
@@ -772,11 +775,17 @@ mod tests {
         let remedy =
             Remedy::from("kafka-topics --bootstrap-server … --describe; ").and(show.clone());
         assert_eq!(
-            remedy.text(&Given::default()),
+            remedy.text(&NO_GIVEN),
             "kafka-topics --bootstrap-server … --describe; walrelay parked list --slot a"
         );
         let given = Given {
-            config: Some("'my file.toml'".to_owned()),
+            flags: ["config", "brokers"]
+                .map(|name| Flag {
+                    name,
+                    value: Some("'my file.toml'".to_owned()),
+                })
+                .into(),
+            takes: |_, flag| flag == "config",
             placeholders: vec![(
                 "--bootstrap-server …",
                 "--bootstrap-server b:9092".to_owned(),

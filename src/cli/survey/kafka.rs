@@ -134,7 +134,8 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
 /// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
 pub(in crate::cli) fn addressed(fix: &str, config: &KafkaConfig) -> String {
     Given {
-        config: None,
+        flags: Vec::new(),
+        takes: |_, _| false,
         placeholders: tool_placeholders(config),
     }
     .filled(fix)
