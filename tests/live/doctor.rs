@@ -20,7 +20,7 @@ use crate::support::world::{ARRIVAL, World};
 #[derive(Debug)]
 pub(super) struct Checks {
     all: Vec<Value>,
-    code: i32,
+    pub(super) code: i32,
 }
 
 impl Checks {

@@ -131,6 +131,15 @@ fn assert_named(world: &World, relay: &Relay) -> String {
         relay.log()
     );
     assert_eq!(relay.metric("walrelay_synchronous_standby"), Some(1.0));
+    // A relay starts nevertheless.
+    let check = RelayCommand::new("config")
+        .flag("check")
+        .option("--slot", &world.name)
+        .option("--database-url", &world.database_url)
+        .option("--brokers", &world.brokers);
+    let checks = Checks::of(&check);
+    checks.has("synchronous", "warning", "counts the relay", "alter system");
+    assert_eq!(checks.code, 0);
     let doctor = world.command("doctor").option("--brokers", &world.brokers);
     Checks::of(&doctor).has(
         "synchronous",

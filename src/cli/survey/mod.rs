@@ -35,9 +35,21 @@ const BEFORE_POSITION: [&str; 7] = [
 /// The servers that a survey asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Postgres, as if `walrelay setup` had made what it makes.
+    /// Postgres, as if `walrelay setup` had made what it makes. For `config check`, to which only
+    /// that is wrong which stops `run`.
     BeforeSetup,
+    /// Postgres and Kafka. For `doctor`.
     Both,
+}
+
+impl Asked {
+    /// What `pg_stat_activity` shows of the survey.
+    fn application_name(self) -> &'static str {
+        match self {
+            Asked::BeforeSetup => "walrelay config check",
+            Asked::Both => "walrelay doctor",
+        }
+    }
 }
 
 pub(super) const OK: &str = "ok";

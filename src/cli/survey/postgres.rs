@@ -36,9 +36,6 @@ use walrelay_core::route::Record;
 const ROWS_MAX: usize = 1_000;
 const TOPICS_MAX: usize = 100;
 
-/// What `pg_stat_activity` shows of a survey.
-const PROGRAM: &str = "walrelay doctor";
-
 /// What Postgres says about the bus.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
@@ -72,7 +69,7 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
     };
     let source = &config.source;
     let address = source.database.describe();
-    let session = match SqlSession::connect(&source.database, PROGRAM).await {
+    let session = match SqlSession::connect(&source.database, asked.application_name()).await {
         Ok(session) => session,
         Err(error) => {
             survey.wrong("postgres", &address, &error);
@@ -103,7 +100,7 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
         asked,
     };
     subject.source(survey).await;
-    copies(survey, config, &facts).await;
+    copies(survey, config, &facts, asked).await;
     clock(survey, &session).await;
     upkeep_is_open &= subject.tables(survey, &mut seen).await;
     if upkeep_is_open {
@@ -325,13 +322,13 @@ fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Aske
         };
         survey.finding(finding, fits);
     }
-    match facts.synchronous.names_relay(&source.slot) {
-        true => survey.wrong(
-            "synchronous",
-            &source.slot,
-            &facts.synchronous.fault(&source.slot),
-        ),
-        false => survey.ok("synchronous", &source.slot, "no commit waits for the relay"),
+    let synchronous = "synchronous";
+    let fault = facts.synchronous.fault(&source.slot);
+    match (facts.synchronous.names_relay(&source.slot), asked) {
+        (false, _) => survey.ok(synchronous, &source.slot, "no commit waits for the relay"),
+        // `run` starts nevertheless.
+        (true, Asked::BeforeSetup) => survey.risk(synchronous, &source.slot, &fault),
+        (true, Asked::Both) => survey.wrong(synchronous, &source.slot, &fault),
     }
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
@@ -362,12 +359,12 @@ async fn clock(survey: &mut Survey<'_>, session: &SqlSession) {
             None => survey.ok("clock", "", difference),
             Some(fault) => survey.risk("clock", "", &fault),
         },
-        Err(error) => survey.wrong("clock", "", &error),
+        Err(error) => survey.risk("clock", "", &error),
     }
 }
 
 /// Judges the copies of the slot, where the configuration names several servers.
-async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts) {
+async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Asked) {
     const CHECK: &str = "standby-slots";
     if facts
         .slot
@@ -380,7 +377,7 @@ async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts) {
     let servers = database.targets.iter().map(|target| database.only(target));
     for server in servers.filter(|_| database.targets.len() > 1) {
         let found = async {
-            let session = SqlSession::connect(&server, PROGRAM).await?;
+            let session = SqlSession::connect(&server, asked.application_name()).await?;
             let is_standby = preflight::server(session.client()).await?.in_recovery;
             Ok((is_standby, preflight::slot(session.client(), slot).await?))
         };
