@@ -43,7 +43,7 @@ lint: ## clippy, warnings are errors
 
 # Who works here reads the private items as well, so that links to them lead somewhere.
 docs: ## the documentation builds, and its links lead somewhere
-	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --locked --no-deps --document-private-items $(FEATURES)
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --locked --workspace --no-deps --document-private-items $(FEATURES)
 
 # Links the libraries that a release carries, and those of Kerberos, without the time that its optimisation takes.
 features: ## all features but `system` build together

@@ -1,10 +1,12 @@
 //! The relay: one task that owns the position, and everything it needs to come back from what
 //! fails.
 //!
-//! Two lives are nested. A *producer's* life ([`pipeline::Pipeline`]) begins behind the delivered
-//! position and ends with the first delivery that fails. Inside it, a *session* begins with a
-//! connection to Postgres and ends with it; the next one goes on where the last stopped, so that
-//! losing Postgres sends nothing twice.
+//! Two lives are nested. A *producer's* life ([`Pipeline`]) begins behind the delivered position and
+//! ends with the first delivery that fails. Inside it, a *session* begins with a connection to
+//! Postgres and ends with it; the next one goes on where the last stopped, so that losing Postgres
+//! sends nothing twice.
+//!
+//! [`Pipeline`]: walrelay_core::publisher::pipeline::Pipeline
 
 use std::sync::Arc;
 use std::time::Duration;
