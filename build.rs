@@ -1,5 +1,5 @@
-//! Tells the crate its commit, for `walrelay --version`: that of the variable `WALRELAY_COMMIT`, else that of git. Without
-//! both, the version has no commit.
+//! Tells the crate its commit, for `walrelay --version`: that of the variable `WALRELAY_COMMIT`, else
+//! that of git. Without both, the version has no commit.
 
 use std::env;
 use std::path::Path;
@@ -27,7 +27,8 @@ fn commit() -> Option<String> {
     // This file is not in a repository that only surrounds the source.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     println!("cargo::rerun-if-changed=src");
-    // Grows with each commit. cargo would run this script at each build for a file that does not exist.
+    // Grows with each commit. For a file that does not exist, cargo would run this script at each
+    // build.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
     if Path::new(&log).exists() {
         println!("cargo::rerun-if-changed={log}");

@@ -27,8 +27,8 @@
 //! - *routed*: the event has a record with topic and key;
 //! - *enqueued*: the client of the bus has the record;
 //! - *acked*: the bus has reported that it has the record, in Kafka in all in-sync replicas;
-//! - *delivered*: this event and all earlier ones are acked (or their dead letters are), skipped, to be parked,
-//!   or found in their topic after a crash;
+//! - *delivered*: this event and all earlier ones are acked (or their dead letters are), skipped, to
+//!   be parked, or found in their topic after a crash;
 //! - *written back*: its row is marked or deleted, or the event is in `walrelay.parked`, as
 //!   configured;
 //! - *stored*: the position is durable (the slot itself can be the store);
@@ -44,17 +44,17 @@
 //!
 //! | module | contents | does I/O |
 //! |---|---|---|
-//! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
+//! | [`conninfo`] | connection strings, variables, password files, as in libpq | reads files |
 //! | [`config`] | file, variables and flags, validated | reads files |
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
-//! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
+//! | [`source`] | walsender session, framing, pre-flight, row keys, catalog watch | yes |
 //! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
-//! | [`sink`] | where records go: the Kafka producer with its options and error table, standard output, nowhere | yes |
+//! | [`sink`] | where records go: a folder for each bus | yes |
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
-//! | [`state`] | the position store, and the check that a position belongs to this server and slot | yes |
-//! | [`upkeep`] | writes to the outbox's rows: mark, delete, retention; the table `walrelay.parked` | yes |
-//! | [`telemetry`] | logs; metrics, health and the status page over HTTP; notifications of systemd | yes |
-//! | [`relay`] | composition: one task, a loop for the stream and one for a table, sessions, back-off, shutdown | yes |
+//! | [`state`] | the position store; whose position it is: server and slot | yes |
+//! | [`upkeep`] | writes to rows: mark, delete, retention; table `walrelay.parked` | yes |
+//! | [`telemetry`] | logs, metrics, health, status page, spans, systemd | yes |
+//! | [`relay`] | composition: one task, loops for stream and table, back-off, shutdown | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`replay`] | publishes selected rows once more | yes |
 //! | [`cli`] | the commands | yes |

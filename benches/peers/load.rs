@@ -55,19 +55,24 @@ pub(crate) fn template(sql: &Sql) {
 
 pub(crate) fn procedure(sql: &Sql) {
     sql.run(&format!(
-        "create function event(n bigint, aggregates bigint, filling bigint, out id uuid, out kind \
-         text, out aggregate text,
-             out type text, out payload jsonb) language sql as $$
+        "create function event(n bigint, aggregates bigint, filling bigint,
+             out id uuid, out kind text, out aggregate text, out type text, out payload jsonb)
+         language sql as $$
              select gen_random_uuid(), '{KIND}', 'aggregate-' || n % aggregates, 'OrderCreated',
-                 jsonb_build_object('seq', n, 'orderId', 'ord-' || lpad(n::text, 9, '0'), 'customerId', n % 5000,
-                     'amount', (n % 10000) / 100.0, 'currency', 'EUR', 'status', 'CREATED', 'items', jsonb_build_array(
-                     jsonb_build_object('sku', 'sku-' || n % 777, 'qty', 1 + n % 5)), 'note', repeat('n', filling::int))
+                 jsonb_build_object('seq', n, 'orderId', 'ord-' || lpad(n::text, 9, '0'),
+                     'customerId', n % 5000, 'amount', (n % 10000) / 100.0, 'currency', 'EUR',
+                     'status', 'CREATED', 'items', jsonb_build_array(
+                         jsonb_build_object('sku', 'sku-' || n % 777, 'qty', 1 + n % 5)),
+                     'note', repeat('n', filling::int))
          $$;
-         create procedure fill(rows bigint, per_transaction bigint, aggregates bigint, filling bigint) language plpgsql as $$
+         create procedure fill(
+             rows bigint, per_transaction bigint, aggregates bigint, filling bigint)
+         language plpgsql as $$
          begin
              for i in 1..rows by per_transaction loop
-                 insert into outbox select e.* from
-                     generate_series(i, least(i + per_transaction - 1, rows)) n, event(n, aggregates, filling) e;
+                 insert into outbox select e.*
+                     from generate_series(i, least(i + per_transaction - 1, rows)) n,
+                          event(n, aggregates, filling) e;
                  commit;
              end loop;
          end $$"
@@ -93,8 +98,10 @@ pub(crate) fn steady_schema(sql: &Sql) {
     sql.run(
         "create sequence seq;
          create function emit(client int, rows int) returns void language sql as $$
-             insert into outbox select e.id, e.kind, 'aggregate-' || client || '-' || (random() * 250)::int, e.type, e.payload
-             from generate_series(1, rows) row, lateral (select nextval('seq') + 0 * row as n) s, event(s.n, 1000, 110) e
+             insert into outbox select e.id, e.kind,
+                 'aggregate-' || client || '-' || (random() * 250)::int, e.type, e.payload
+             from generate_series(1, rows) row,
+                  lateral (select nextval('seq') + 0 * row as n) s, event(s.n, 1000, 110) e
          $$",
     );
 }

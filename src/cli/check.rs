@@ -54,7 +54,12 @@ Examples:
     jq '.outboxes[].record.topic'
   walrelay config check --config walrelay.toml --offline
 
-The command makes the checks of `doctor` that concern Postgres, as if `setup` had made what is missing. It routes the newest row, or the row of --id, and shows the record. For that the role needs SELECT on the table, a right that `run` does not need. The command changes nothing and does not connect to Kafka. --json prints the checks as those of `doctor`, and an object in `outboxes` for each outbox. With --offline, or without a configured database, the command connects to nothing, and prints every setting with its origin.
+The command makes the checks of `doctor` that concern Postgres, as if `setup` had made what is \
+missing. It routes the newest row, or the row of --id, and shows the record. For that the role \
+needs SELECT on the table, a right that `run` does not need. The command changes nothing and does \
+not connect to Kafka. --json prints the checks as those of `doctor`, and an object in `outboxes` \
+for each outbox. With --offline, or without a configured database, the command connects to \
+nothing, and prints every setting with its origin.
 
 Exit codes:
   0   `run` accepts the configuration; there may be warnings, and the table may be empty

@@ -32,13 +32,27 @@ pub(crate) struct CleanupArgs {
     #[arg(long, value_name = "STORE", value_parser = one_of::<StoreKind>())]
     pub state_store: Option<StoreKind>,
     /// Delete rows older than this, such as 7d; outbox.retention by default
-    #[arg(long, value_name = "DURATION", value_parser = duration(Duration::ZERO..=AGE_MAX, "7d or 12h"))]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration(Duration::ZERO..=AGE_MAX, "7d or 12h")
+    )]
     pub older_than: Option<Duration>,
     /// Rows per transaction
-    #[arg(long, value_name = "ROWS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(
+        long,
+        value_name = "ROWS",
+        default_value_t = 1_000,
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
     pub batch_rows: u32,
     /// The pause between two transactions
-    #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = duration(Duration::ZERO..=PAUSE_MAX, "50ms or 0s"))]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "50ms",
+        value_parser = duration(Duration::ZERO..=PAUSE_MAX, "50ms or 0s")
+    )]
     pub pause: Duration,
     #[command(flatten)]
     #[serde(skip)]
@@ -356,7 +370,9 @@ Examples:
   walrelay cleanup --slot orders --brokers localhost:9092 \\
     --older-than 12h --yes
 
-cleanup deletes old published rows. It shows what it will delete, and asks. Without a terminal, as in a cron job, it needs --yes. Unpublished rows stay, whatever their age, and so do rows that another session has locked. cleanup drops a partition that has only old published rows.
+cleanup deletes old published rows. It shows what it will delete, and asks. Without a terminal, as \
+in a cron job, it needs --yes. Unpublished rows stay, whatever their age, and so do rows that \
+another session has locked. cleanup drops a partition that has only old published rows.
 
 Exit codes:
   0   done, or nothing to do

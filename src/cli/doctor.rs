@@ -23,13 +23,18 @@ Examples:
   walrelay doctor --config walrelay.toml --json | \\
     jq '.checks[] | select(.state != \"ok\")'
 
-doctor takes the settings of run, asks Postgres and Kafka what run needs of them, and prints a line for each check: ok, warning or wrong. A line that is not ok is followed by the SQL or the command that fixes it. The command changes and creates nothing, and a relay may work meanwhile. It learns the topics and the size of records from 1,000 rows of each table, for which the role needs SELECT. docs/reference/doctor.md lists the checks.
+doctor takes the settings of run, asks Postgres and Kafka what run needs of them, and prints a \
+line for each check: ok, warning or wrong. A line that is not ok is followed by the SQL or the \
+command that fixes it. The command changes and creates nothing, and a relay may work meanwhile. It \
+learns the topics and the size of records from 1,000 rows of each table, for which the role needs \
+SELECT. docs/reference/doctor.md lists the checks.
 
 Exit codes:
   0   every check is ok
   1   nothing is wrong, and at least one check has a warning
   2   the configuration is not valid
-The other codes are those with which run would end, or which it would retry, at the first check that is wrong:
+The other codes are those with which run would end, or which it would retry, at the first check \
+that is wrong:
   10  Postgres cannot be reached (11: refuses)
   12  the server is not fit for logical replication
   14  the slot is not walrelay's, or is missing or lost and run does not make it

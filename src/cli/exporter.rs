@@ -32,7 +32,10 @@ Examples:
   walrelay exporter --slot orders
   walrelay exporter --config walrelay.toml --http 9465
 
-It reads the slot, the parked events and the number of rows every 10 s with one session, and writes nothing. It has /metrics, /healthz and /readyz; only a relay has the status page. Run it on a host other than the relay's that reaches the server: its metrics stay when the relay ends, and have the same names.
+It reads the slot, the parked events and the number of rows every 10 s with one session, and \
+writes nothing. It has /metrics, /healthz and /readyz; only a relay has the status page. Run it on \
+a host other than the relay's that reaches the server: its metrics stay when the relay ends, and \
+have the same names.
 
 Exit codes:
   0   told to stop

@@ -39,13 +39,16 @@ Examples:
   walrelay config init --table '\"My Schema\".\"Out Box\"' \\
     --database-url postgres://me@db/shop
 
-The command reads the table's description, and no row. The file has the reason for each guess. Standard error has a line for each column, and warns of what setup refuses. Correct the file, and continue with walrelay setup, config check and run.
+The command reads the table's description, and no row. The file has the reason for each guess. \
+Standard error has a line for each column, and warns of what setup refuses. Correct the file, and \
+continue with walrelay setup, config check and run.
 
 Exit codes:
   0   the file is written
   2   no table is named, or the output exists
   10  Postgres cannot be reached (11: refuses)
-  15  the table does not exist, or has no column for the id or the payload; the error names its columns";
+  15  the table does not exist, or has no column for the id or the payload; the error names its \
+      columns";
 
 pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let settings = config::read(args, &args.relay.common.file)?;

@@ -34,13 +34,23 @@ pub(crate) struct PendingArgs {
     #[command(flatten)]
     pub settings: SourceSettings,
     /// Show the first events, one by one
-    #[arg(long, value_name = "EVENTS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
+    #[arg(
+        long,
+        value_name = "EVENTS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(..=10_000)
+    )]
     pub show: u32,
     /// Print the payload of each shown event, too
     #[arg(long)]
     pub payload: bool,
     /// Stop reading the slot after this time, and print what was read
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration(Duration::from_millis(1)..=DAY, "30s or 5m"))]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = duration(Duration::from_millis(1)..=DAY, "30s or 5m")
+    )]
     pub timeout: Duration,
     #[command(flatten)]
     pub output: Output,
@@ -53,7 +63,12 @@ Examples:
   walrelay pending --config walrelay.toml --show 1 --payload
   walrelay pending --config walrelay.toml --json | jq .events
 
-The command consumes nothing: a relay that starts later delivers all these events. It reads the slot from its confirmed LSN up to the present end of the WAL, so no other session may have the slot; a relay that starts meanwhile gets the slot within a second or two, and the command prints what it has read. It leaves out what is delivered according to the stored position, and says where it cannot read that. Parked events are not in the slot: walrelay parked list. With --mode poll, it counts the unpublished rows of the table. The role needs the rights of run.
+The command consumes nothing: a relay that starts later delivers all these events. It reads the \
+slot from its confirmed LSN up to the present end of the WAL, so no other session may have the \
+slot; a relay that starts meanwhile gets the slot within a second or two, and the command prints \
+what it has read. It leaves out what is delivered according to the stored position, and says where \
+it cannot read that. Parked events are not in the slot: walrelay parked list. With --mode poll, it \
+counts the unpublished rows of the table. The role needs the rights of run.
 
 Exit codes:
   0   done, whether or not events are pending

@@ -24,7 +24,12 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
 
 #[derive(Debug, Args, Serialize)]
-#[command(group = ArgGroup::new("rows").required(true).multiple(true).args(["id", "aggregate", "since", "condition"]))]
+#[command(
+    group = ArgGroup::new("rows")
+        .required(true)
+        .multiple(true)
+        .args(["id", "aggregate", "since", "condition"])
+)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     #[serde(flatten)]
@@ -60,7 +65,11 @@ Examples:
   walrelay replay --config walrelay.toml --aggregate order-17 order-18 \\
     --where \"type = 'OrderPlaced'\" --yes --json
 
-A row has to match all conditions. The command publishes the rows in the table's order, with their id, key and topic, and with the header walrelay-replay: 1. It changes nothing in the database, and a relay may run meanwhile. A replayed event arrives after newer events of its aggregate: consumers recognize it by the header, and a duplicate by its id. If a row cannot be routed, the command publishes none. docs/how-to/replay.md describes replay.
+A row has to match all conditions. The command publishes the rows in the table's order, with their \
+id, key and topic, and with the header walrelay-replay: 1. It changes nothing in the database, and \
+a relay may run meanwhile. A replayed event arrives after newer events of its aggregate: consumers \
+recognize it by the header, and a duplicate by its id. If a row cannot be routed, the command \
+publishes none. docs/how-to/replay.md describes replay.
 
 Exit codes:
   0   all rows are published and acked; or --dry-run showed the plan

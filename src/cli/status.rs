@@ -49,7 +49,13 @@ pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub output: Output,
     /// Repeat at this interval; without a value every 2s
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "2s", value_parser = seconds(SECOND..=DAY, "5s"))]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        default_missing_value = "2s",
+        value_parser = seconds(SECOND..=DAY, "5s")
+    )]
     pub watch: Option<Duration>,
     /// Print one line and end with an exit code as Nagios plugins do: 0 OK, 1 WARNING, 2 CRITICAL,
     /// 3 UNKNOWN
@@ -81,7 +87,8 @@ Examples:
 
 Exit codes:
   0   healthy
-  1   no relay is at work or it is not ready, the slot is lost or about to be, or a limit is exceeded
+  1   no relay is at work or it is not ready, the slot is lost or about to be, or a limit is \
+      exceeded
   2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
   14  the slot does not exist

@@ -26,7 +26,12 @@ pub(crate) struct TailArgs {
     #[arg(long, short)]
     pub follow: bool,
     /// End after this number of records
-    #[arg(long, short = 'n', value_name = "RECORDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "RECORDS",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub lines: Option<u64>,
     #[command(flatten)]
     pub filter: Filter,
@@ -57,10 +62,17 @@ Examples:
   walrelay tail --slot orders -f -n 1 | jq -r .value
   walrelay tail --config walrelay.toml -f --type OrderPlaced
 
-The command prints a line of JSON for each record, as run --sink stdout does, with its payload. It consumes nothing and does not ask the bus for topics. Without --follow it prints what walrelay pending counts, and no other session may have the slot. With --follow it needs no slot and no relay: it creates a temporary slot, which ends with the command. The server keeps WAL for that slot only while the command runs. The command ends if its reader stands still for five minutes. The start waits for the end of running transactions. The role needs the rights of run, and --follow one of max_replication_slots.
+The command prints a line of JSON for each record, as run --sink stdout does, with its payload. It \
+consumes nothing and does not ask the bus for topics. Without --follow it prints what walrelay \
+pending counts, and no other session may have the slot. With --follow it needs no slot and no \
+relay: it creates a temporary slot, which ends with the command. The server keeps WAL for that \
+slot only while the command runs. The command ends if its reader stands still for five minutes. \
+The start waits for the end of running transactions. The role needs the rights of run, and \
+--follow one of max_replication_slots.
 
 Exit codes:
-  0   all waiting events or --lines records are printed, or told to stop, or the reader has closed the pipe
+  0   all waiting events or --lines records are printed, or told to stop, or the reader has closed \
+      the pipe
   2   the configuration is not valid
   4   standard output cannot be written, or was not read for five minutes
   10  Postgres cannot be reached, or closed the connection (11: refuses)

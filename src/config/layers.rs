@@ -615,7 +615,8 @@ fn validate_outbox(layer: &Layer, outbox: &OutboxConfig) -> Result<()> {
         is_set("outbox.table") && is_set("outbox.message_prefix"),
         "outbox.table",
         &format!("is set, and outbox.message_prefix, too ({at})"),
-        "remove one of the two, or write an [[outbox]] for each: one takes rows, one takes messages",
+        "remove one of the two, or write an [[outbox]] for each: one takes rows, one takes \
+         messages",
     );
     refuse_if(
         upkeep.order_by.as_deref().is_some_and(is_number),

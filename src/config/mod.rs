@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `model` | every key of the configuration file, its type, its default and the reason for it |
 //! | `file` | the file and the values over it, read into the model; the origin of each value |
-//! | `layers` | flag over environment over file over default; from the model to a `Config` without contradictions |
+//! | `layers` | flag over environment over file over default; gives a valid `Config` |
 //! | `otel` | the collector of spans |
 //! | `sink_kind` | the buses, and what each can do |
 //! | `written` | configuration files that walrelay writes |

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
 use walrelay_core::config::outbox::TopicRule;
+use walrelay_core::error::Remedy;
 
 /// What a bus can do beside taking records in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +30,24 @@ pub struct Bus {
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
     pub stalled: &'static str,
+    /// What makes a topic, `{topic}`, that records may go to.
+    pub make_topic: &'static str,
     /// The names of topics that it takes.
     pub topics: TopicRule,
+}
+
+impl Bus {
+    /// The warning about a dead-letter topic that does not exist.
+    pub(crate) fn no_dead_letters(&self, topic: &str) -> String {
+        let name = self.name;
+        let warning = format!(
+            "dead-letter topic {topic} does not exist, or this user of {name} may not see it: \
+             unless {name} makes the topic, all events wait behind the first dead letter; make \
+             it: {}",
+            self.make_topic.replace("{topic}", topic)
+        );
+        Remedy::from(warning).to_string()
+    }
 }
 
 impl Default for Bus {
@@ -43,7 +60,8 @@ macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $bus:expr, $capabilities:expr;)+) => {
         /// The bus that records go to.
         #[derive(
-            Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+            Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage,
+            IntoStaticStr, VariantArray,
         )]
         #[serde(rename_all = "kebab-case")]
         #[strum(serialize_all = "kebab-case")]
@@ -83,6 +101,7 @@ const fn local(name: &'static str) -> Bus {
         address: "sink.kind",
         reach: "start the relay again",
         stalled: "see who reads the output",
+        make_topic: "",
         topics: TopicRule::DEFAULT,
     }
 }
@@ -94,11 +113,11 @@ kinds! {
         name: "Kafka",
         address: "kafka.brokers",
         reach: "check that the brokers run, that `brokers` and their advertised.listeners lead \
-                there from here, \
-                and that security.protocol is what they speak",
+                there from here, and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a \
-                  leader: \
-                  kafka-topics --bootstrap-server … --describe --unavailable-partitions",
+                  leader: kafka-topics --bootstrap-server … --describe --unavailable-partitions",
+        make_topic: "kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write \
+                     and Describe on it",
         topics: TopicRule::DEFAULT,
     }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };
     /// To standard output, one JSON object per record

@@ -5,10 +5,10 @@
 //! | [`bounded`] | refuses messages that no server sends, below the SQL client |
 //! | [`table`] | reads how the catalogs describe a table |
 //! | [`fault`] | turns SQLSTATEs, I/O and TLS errors into errors with a remedy |
-//! | `query` | SQL with a time limit, the effect of a failure on the session, tables of walrelay's own |
+//! | `query` | SQL with a time limit, what a failure leaves, walrelay's own tables |
 //! | [`quote`] | quotes names and texts for SQL |
 //! | [`wire`] | turns bytes into protocol messages, within bounds |
-//! | [`tls`], [`transport`] | sockets that can be deregistered from the reactor, with and without encryption |
+//! | [`tls`], [`transport`] | sockets that can leave the reactor, with and without encryption |
 //! | [`sql`] | a session for ordinary SQL |
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |

@@ -256,7 +256,8 @@ impl OwnTable {
     /// Errors: those that [`OwnTable::prepare`] would have.
     pub(crate) async fn check(&self, client: &Client) -> Result<bool, QueryError> {
         // `create schema if not exists` needs the right also where the schema exists.
-        const MAY_CREATE: &str = "select pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')::text";
+        const MAY_CREATE: &str = "select pg_catalog.has_database_privilege( \
+             pg_catalog.current_database(), 'create')::text";
         match self.state(client).await?.as_str() {
             "usable" => Ok(true),
             "old" => Ok(false),

@@ -1,8 +1,8 @@
 //! The relay: one task that owns the position, and everything it needs to come back from what
 //! fails.
 //!
-//! Two lives are nested. A *producer's* life ([`Pipeline`]) begins behind the delivered position and
-//! ends with the first delivery that fails. Inside it, a *session* begins with a connection to
+//! Two lives are nested. A *producer's* life ([`Pipeline`]) begins behind the delivered position
+//! and ends with the first delivery that fails. Inside it, a *session* begins with a connection to
 //! Postgres and ends with it; the next one goes on where the last stopped, so that losing Postgres
 //! sends nothing twice.
 //!
@@ -46,7 +46,6 @@ pub(crate) use self::shared_loop::RETRY_INTERVAL;
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;
-pub(crate) use self::supervisor::no_dead_letters;
 
 /// How often old rows are looked for. Twice as long after each failure: a clean-up that fails costs
 /// the server as much.

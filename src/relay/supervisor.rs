@@ -27,7 +27,7 @@ use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::parked::none_left_behind;
 use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
 
-use walrelay_core::error::{Error, Kind, Remedy, Result};
+use walrelay_core::error::{Error, Kind, Result};
 
 use walrelay_core::event::RowId;
 
@@ -207,9 +207,10 @@ impl Relay {
             .missing(&self.config, &needed, CHECK_TIMEOUT)
             .await?;
         let mut warn = warn_once(&mut self.warned, &source.slot);
+        let bus = self.config.sink.kind.bus();
         missing
             .iter()
-            .for_each(|topic| warn(no_dead_letters(topic)));
+            .for_each(|topic| warn(bus.no_dead_letters(topic)));
         // A request for rows is tried once: what is still pending is found again, and the slot is
         // not held up.
         let why = match &self.table_instead {
@@ -694,16 +695,6 @@ fn warn_once<'a>(
             tracing::warn!(event = "start_check_warned", %slot, "{warning}");
         }
     }
-}
-
-/// The warning at start about a dead-letter topic that does not exist.
-pub(crate) fn no_dead_letters(topic: &str) -> String {
-    Remedy::from(format!(
-        "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the \
-         brokers create it, all events wait behind the first dead letter; create it: kafka-topics \
-         --bootstrap-server … --create --topic {topic}, and grant Write and Describe on it"
-    ))
-    .to_string()
 }
 
 #[cfg(test)]

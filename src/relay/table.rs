@@ -360,8 +360,8 @@ impl Work<'_> {
         self.reading.stored.catch_up.as_ref()?.until.clone()
     }
 
-    /// Finishes an interrupted read without its slot, so that `plan` is for the rest; none where the
-    /// relay was told to stop.
+    /// Finishes an interrupted read without its slot, so that `plan` is for the rest; none where
+    /// the relay was told to stop.
     async fn finish_begun(
         &mut self,
         until: Snapshot,

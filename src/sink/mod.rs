@@ -247,7 +247,9 @@ impl BusSink for AnySink {
     }
 
     async fn transactional(config: &Config, id: &Transactional) -> Result<AnySink> {
-        of!(config.sink.kind, Of => <Of as BusSink>::transactional(config, id).await.map(AnySink::from))
+        of!(config.sink.kind, Of => {
+            <Of as BusSink>::transactional(config, id).await.map(AnySink::from)
+        })
     }
 
     fn read_back(

@@ -420,7 +420,8 @@ async fn keep_alive(
 
 pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     // The name of a segment begins with its timeline.
-    let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
+    let sql = "select pg_catalog.left( \
+         pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
     let text = one_text(client, "asking for the timeline", sql, &[])
         .await?
         .unwrap_or_default();

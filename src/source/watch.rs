@@ -557,7 +557,8 @@ mod tests {
                 },
             ),
             (
-                "publication walrelay_orders has publish = '': without inserts there are no events:",
+                "publication walrelay_orders has publish = '': without inserts there are no \
+                 events:",
                 |now| {
                     publication(now).flags.insert = false;
                 },

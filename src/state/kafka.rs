@@ -99,7 +99,9 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     tokio::select! {
-        done = tokio::task::spawn_blocking(work) => done.map_err(|error| Error::new(Kind::Bug, error))?,
+        done = tokio::task::spawn_blocking(work) => {
+            done.map_err(|error| Error::new(Kind::Bug, error))?
+        }
         refusal = producer.unusable() => Err(refusal),
     }
 }
@@ -429,8 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused_even_if_it_would_parse()
-     {
+    fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused() {
         let value = stored(1).encode().unwrap();
         let of = |version: &str| value.replace("\"version\":3", version);
         let first = of("\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
@@ -484,8 +485,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_the_position()
-     {
+    async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_it() {
         // The mock cluster creates no topics on request and describes no settings; a real broker
         // does both.
         let cluster = MockCluster::new(1).unwrap();

@@ -299,7 +299,8 @@ impl<'t> Guesses<'t> {
         let nullable = |column: &Column| {
             (
                 !column.is_never_null(),
-                "A row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').",
+                "A row where it is NULL stops the relay: declare it NOT NULL, or add \
+                 |default('…').",
             )
         };
         if let Some(column) = self.named(words::TOPIC, Column::is_word) {

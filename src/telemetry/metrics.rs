@@ -166,8 +166,10 @@ metrics! {
     retries: ByLabel<&'static str, Counter> = plain, "Failed attempts that are repeated";
     reconnects: ByLabel<&'static str, Counter> = plain, "Connections made again";
     connection_state: ByLabel<&'static str, Gauge> = of_slot, "1 while connected";
-    intake_closed: ByLabel<String, Gauge> = plain, "1 for the reason for which no event is taken in";
-    ignored_messages: ByLabel<String, Counter> = plain, "Messages that carry no event, by operation";
+    intake_closed: ByLabel<String, Gauge> = plain, "1 for the reason for which no event is taken \
+                                                    in";
+    ignored_messages: ByLabel<String, Counter> = plain, "Messages that carry no event, by \
+                                                         operation";
     errors: ByLabel<String, Counter> = of_slot, "Errors by kind, healed or not";
     failed_attempts: ByLabel<&'static str, Counter> = plain, "Failed attempts to deliver an event, \
         by class";

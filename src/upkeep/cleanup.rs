@@ -653,7 +653,8 @@ fn by_xmin(published: &Snapshot) -> String {
 
 /// The greatest assigned id with the lower half that `xmin` has. Separate queries, which Postgres
 /// evaluates once and not for each row.
-const WRITTEN_BY: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) - \
+const WRITTEN_BY: &str = "(select \
+     pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) - \
      (((select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) - \
      xmin::text::bigint) \
      & 4294967295)";

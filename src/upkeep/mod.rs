@@ -4,7 +4,7 @@
 //! | file | content |
 //! |---|---|
 //! | [`mark`] | acked rows are marked or deleted |
-//! | [`cleanup`] | which rows are published; old ones are deleted in batches, or with their partitions |
+//! | [`cleanup`] | which rows are published; deletes old ones in batches, or partitions |
 //! | `writer` | the statements for marks and deletes |
 //! | [`parked`] | the table of parked events |
 //! | `owners` | whose code runs in the sessions that write |

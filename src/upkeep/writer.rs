@@ -235,7 +235,8 @@ async fn ask_statement(
     let is_row = rows.is_row(|at| format!("(w.row_key operator(pg_catalog.->>) {})", name(at)));
     let sql = format!(
         "update walrelay.parked as w set asked = 'retry'
-         where w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.attempts > 0 and w.asked is null
+         where w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.attempts > 0
+           and w.asked is null
              and exists (select from {} where {is_row} and ({pending}\n))",
         rows.table
     );

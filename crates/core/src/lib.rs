@@ -22,11 +22,11 @@
 //! | [`catalog`] | a table as the catalogs of Postgres describe it |
 //! | [`decode`] | one pgoutput message from bytes |
 //! | [`event`] | events from messages and rows |
-//! | [`ledger`] | what is in flight; the position to store, the LSN to confirm; the published transactions |
+//! | [`ledger`] | what is in flight, what to store and confirm; published transactions |
 //! | [`route`] | the record of an event |
 //! | [`sink`] | the boundary of the buses |
 //! | [`parked`] | parked events, and writes to rows, as values |
-//! | [`publisher`] | events in, acks in; what is given up, parked, written back; one producer's pipeline |
+//! | [`publisher`] | events and acks in; what is given up, parked, written back |
 
 pub mod catalog;
 pub mod clock;

@@ -772,7 +772,8 @@ mod tests {
 
     #[test]
     fn a_user_is_found_by_its_whole_name_and_never_root() {
-        let users = "root:x:0:0:root:/root:/bin/sh\npostgres-old:x:1:1::/:\npostgres:x:101:104::/var/lib:/bin/sh\ntoor:x:0:0::/:\n";
+        let users = "root:x:0:0:root:/root:/bin/sh\npostgres-old:x:1:1::/:\n\
+                     postgres:x:101:104::/var/lib:/bin/sh\ntoor:x:0:0::/:\n";
         assert_eq!(
             in_passwd(users, "postgres"),
             Some(OsUser { uid: 101, gid: 104 })

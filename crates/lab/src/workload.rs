@@ -31,8 +31,8 @@ const EARLY_MAX: Duration = Duration::from_millis(8);
 /// The outbox, the counters, a table of nobody's business, and `emit`, which steps a counter and
 /// inserts the event of it. The filling has what goes wrong where text is escaped.
 pub const SCHEMA: &str = r#"
-create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255), type varchar(255),
-    payload jsonb);
+create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255),
+    type varchar(255), payload jsonb);
 create table counter (aggregate text primary key, version bigint not null default 0);
 create table noise (n bigint, filling text);
 create function emit(kind text, aggregate_ text, filling int) returns bigint language plpgsql as $$
@@ -40,9 +40,11 @@ declare v bigint;
 begin
     insert into counter values (aggregate_) on conflict do nothing;
     update counter set version = version + 1 where aggregate = aggregate_ returning version into v;
-    insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), kind, aggregate_,
-        'Changed', jsonb_build_object('v', v, 'of', aggregate_,
-            'filling', left(repeat(E'xxxx plain, "quoted", \\ \n\t\x7f \u00e4 \u20ac ', filling / 20 + 1), filling)));
+    insert into outbox (id, aggregatetype, aggregateid, type, payload) values (
+        gen_random_uuid(), kind, aggregate_, 'Changed',
+        jsonb_build_object('v', v, 'of', aggregate_, 'filling',
+            left(repeat(E'xxxx plain, "quoted", \\ \n\t\x7f \u00e4 \u20ac ', filling / 20 + 1),
+                 filling)));
     return v;
 end $$;
 "#;

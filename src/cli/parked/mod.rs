@@ -68,7 +68,12 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     pub all: bool,
     /// The most events to list; all are counted
-    #[arg(long, value_name = "EVENTS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        value_name = "EVENTS",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     pub limit: u32,
     #[command(flatten)]
     pub output: Output,
@@ -526,7 +531,9 @@ Examples:
   walrelay parked retry --config walrelay.toml --class too-large
   walrelay parked drop --config walrelay.toml 1017
 
-A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. docs/explanation/undeliverable-events.md describes both these and dead letters.
+A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with \
+delivery.on_error = \"park\", or an event behind it of the same aggregate. \
+docs/explanation/undeliverable-events.md describes both these and dead letters.
 ";
 
 const LIST_HELP: &str = "\
@@ -536,7 +543,9 @@ Examples:
   walrelay parked list --config walrelay.toml --json | \\
     jq -r '.events[].row_id'
 
-Lists the first event of each aggregate, with the number of events behind it; --all lists those, too. An event has to match all conditions. The command prints no payload and changes nothing. The role needs SELECT on the table.
+Lists the first event of each aggregate, with the number of events behind it; --all lists those, \
+too. An event has to match all conditions. The command prints no payload and changes nothing. The \
+role needs SELECT on the table.
 ";
 
 const SHOW_HELP: &str = "\
@@ -544,7 +553,8 @@ Examples:
   walrelay parked show --config walrelay.toml 1017 --payload
   walrelay parked show --config walrelay.toml --aggregate order-17 --json
 
-Shows the error, the position, and the names, types and sizes of the columns of at most 20 events; --payload shows the values, too. The command changes nothing. The role needs SELECT on the table.
+Shows the error, the position, and the names, types and sizes of the columns of at most 20 events; \
+--payload shows the values, too. The command changes nothing. The role needs SELECT on the table.
 ";
 
 const RETRY_HELP: &str = "\
@@ -553,7 +563,9 @@ Examples:
   walrelay parked retry --config walrelay.toml --aggregate order-17
   walrelay parked retry --config walrelay.toml --all --yes --json
 
-The relay of the slot tries the first event of each matching aggregate within a second or so. The events behind it follow in order after delivery. The count of attempts goes on. If no relay runs, the next one carries the request out. The role needs SELECT and UPDATE on the table.
+The relay of the slot tries the first event of each matching aggregate within a second or so. The \
+events behind it follow in order after delivery. The count of attempts goes on. If no relay runs, \
+the next one carries the request out. The role needs SELECT and UPDATE on the table.
 ";
 
 const DROP_HELP: &str = "\
@@ -562,7 +574,10 @@ Examples:
   walrelay parked drop --config walrelay.toml --class unroutable --dry-run
   walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
 
-The relay never delivers the matching events; events behind them go on. The relay names the first ones in its log, and outbox.mark_failed marks the rows. If no relay runs, the next one carries the request out. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
+The relay never delivers the matching events; events behind them go on. The relay names the first \
+ones in its log, and outbox.mark_failed marks the rows. If no relay runs, the next one carries the \
+request out. walrelay replay --id publishes a row that is still in the outbox. The role needs \
+SELECT and UPDATE on the table.
 ";
 
 const READ_EXIT_CODES: &str = "

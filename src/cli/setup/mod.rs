@@ -49,7 +49,12 @@ pub(crate) struct SetupArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// The time limit of a statement: creating a slot waits for every open transaction
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration(Duration::from_millis(1)..=DAY, "60s or 5m"))]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "60s",
+        value_parser = duration(Duration::from_millis(1)..=DAY, "60s or 5m")
+    )]
     pub timeout: Duration,
     #[command(flatten)]
     #[serde(skip)]
@@ -64,13 +69,17 @@ Examples:
   walrelay setup --slot orders --dry-run | psql \"$WALRELAY_DATABASE_URL\"
   walrelay setup --slot orders --dry-run --json
 
-setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot. --dry-run ends with the exit code that setup would end with for what it finds.
+setup leaves existing objects alone if they fit. It creates table and column first, then the \
+publication, then the slot: a slot cannot decode changes from before its publication. With --mode \
+poll, setup creates neither publication nor slot. --dry-run ends with the exit code that setup \
+would end with for what it finds.
 
 Exit codes:
   0   all objects exist
   2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
-  12  the server does not fit, or creating the slot waited for transactions for longer than --timeout
+  12  the server does not fit, or creating the slot waited for transactions for longer than \
+      --timeout
   14  a slot of this name does not fit
   15  publication or table do not fit";
 
@@ -272,7 +281,9 @@ async fn create_slot(
             created = &mut creating => return match created {
                 Ok(()) => Ok(()),
                 // An administrator's `pg_cancel_backend` gives the same code.
-                Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => Err(too_late(step, timeout, &waits).into()),
+                Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
+                    Err(too_late(step, timeout, &waits).into())
+                }
                 Err(error) => Err(fault::sql(While::Querying(&step.doing), &error).into()),
             },
             () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),

@@ -6,7 +6,6 @@ use super::Survey;
 use super::postgres::{Largest, Seen};
 use crate::cli::output::{counted, tool_placeholders};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
-use crate::relay::no_dead_letters;
 use crate::sink::kafka::cluster::{
     Cluster, Description, Topic, may_not_write, no_topic, takes_no_time,
 };
@@ -199,7 +198,8 @@ fn missing(
             );
         }
         (.., Purpose::DeadLetters) => {
-            survey.wrong(CHECK, topic, &error.because(no_dead_letters(topic)))
+            let cause = SinkKind::Kafka.bus().no_dead_letters(topic);
+            survey.wrong(CHECK, topic, &error.because(cause))
         }
         (.., Purpose::Events) => survey.wrong(CHECK, topic, &error),
     }

@@ -108,10 +108,12 @@ impl Sampled<'_> {
                     .get(place)
                     .map(String::as_str)
                     .unwrap_or_default();
-                Err(Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
+                let cause = format!("column {column} of {name} {fault}");
+                let remedy = format!(
                     "`run` stops at such a row. Declare column {column} NOT NULL, or name another \
                      under [outbox.columns]"
-                )))
+                );
+                Err(Error::new(Kind::Event, cause).remedy(remedy))
             }
             Ok(event) => match router.route(&event) {
                 Err(error) => Err(error.of_sample()),

@@ -33,7 +33,12 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub times: Times,
     /// The longest wait for the records of new rows before these rows count as missing
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration(Duration::ZERO..=DAY, "10s or 0s"))]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "10s",
+        value_parser = duration(Duration::ZERO..=DAY, "10s or 0s")
+    )]
     pub grace: Duration,
     /// Fail also on duplicates
     #[arg(long)]
@@ -56,10 +61,14 @@ Examples:
   walrelay verify --config walrelay.toml --json | jq .missing
   walrelay verify --config walrelay.toml --no-duplicates --limit 100
 
-The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the record of each row by the id in a header. The order comes from outbox.order_by, or from an identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on the topics. docs/how-to/verify.md describes what this proves, and its cost.
+The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the \
+record of each row by the id in a header. The order comes from outbox.order_by, or from an \
+identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on \
+the topics. docs/how-to/verify.md describes what this proves, and its cost.
 
 Exit codes:
-  0   every row has its record, and the order is the table's. At-least-once delivery allows duplicates; --no-duplicates does not
+  0   every row has its record, and the order is the table's. At-least-once delivery allows \
+      duplicates; --no-duplicates does not
   1   a row has no record, or cannot be routed, or an aggregate's records are out of order
   2   the configuration or a flag is not valid
   10  Postgres cannot be reached (11: refuses)

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `producer` | librdkafka's producers and their probes, transactions, a handle for the position |
+//! | `producer` | librdkafka's producers, their probes, transactions, a handle for the position |
 //! | `context` | librdkafka's callbacks: delivery reports, errors, log lines |
 //! | `partitions` | the partition of a key, and why the first record of a partition travels alone |
 //! | `options`, `properties` | librdkafka's properties, and those that an operator may not set |

@@ -86,9 +86,10 @@ pub(crate) fn linked_libraries() -> [(&'static str, String); 2] {
 /// same ABI.
 macro_rules! numbered {
     ($function:path, $($argument:ty),*) => {
-        transmute::<unsafe extern "C" fn($($argument),*) -> RDKafkaRespErr, unsafe extern "C" fn($($argument),*) -> c_int>(
-            $function,
-        )
+        transmute::<
+            unsafe extern "C" fn($($argument),*) -> RDKafkaRespErr,
+            unsafe extern "C" fn($($argument),*) -> c_int,
+        >($function)
     };
 }
 

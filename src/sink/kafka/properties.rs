@@ -29,7 +29,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (
         &["enable.gapless.guarantee"],
-        "without it events behind a failed one would be published before it, so it is always `true`",
+        "without it events behind a failed one would be published before it, so it is always \
+         `true`",
     ),
     (
         &["max.in.flight", "max.in.flight.requests.per.connection"],

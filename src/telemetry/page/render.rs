@@ -36,7 +36,9 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
             @for label in ["database", "publication", "mode", "guarantee"] {
                 @if let Some(value) = about(label) { span .soft { (label) " " (value) } }
             }
-            @if let Some(version) = now.figures.info("walrelay_build_info", "version") { span .soft { "version " (version) } }
+            @if let Some(version) = now.figures.info("walrelay_build_info", "version") {
+                span .soft { "version " (version) }
+            }
             span .soft { (time(now.at)) " UTC" }
         }
         section #state .(doing.tone) role="status" {
@@ -45,7 +47,8 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
         }
         section #way { (way(now)) }
         section #hour {
-            @for (place, what) in ["Lag in bytes", "Lag in seconds", "WAL retained for the slot"].into_iter().enumerate() {
+            @let drawn = ["Lag in bytes", "Lag in seconds", "WAL retained for the slot"];
+            @for (place, what) in drawn.into_iter().enumerate() {
                 div .card { (picture(now, place, what)) }
             }
         }
@@ -88,7 +91,8 @@ fn way(now: &Snapshot) -> Markup {
             h2 { "Postgres slot" }
             dl {
                 (connection(now, Side::Postgres))
-                (list(now, &[("Behind", LAG_BYTES, bytes), ("WAL retained", RETAINED, bytes), ("WAL until it is lost", SAFE_WAL, bytes)]))
+                (list(now, &[("Behind", LAG_BYTES, bytes), ("WAL retained", RETAINED, bytes)]))
+                (list(now, &[("WAL until it is lost", SAFE_WAL, bytes)]))
                 (list(now, &[("Oldest transaction", OLDEST, seconds)]))
             }
         }
@@ -96,8 +100,10 @@ fn way(now: &Snapshot) -> Markup {
         div .card {
             h2 { "In flight" }
             dl {
-                dt { "Intake" } dd { @if closed.is_some() { b .wait { "closed" } } @else { b .good { "open" } } }
-                (list(now, &[("Events", "walrelay_in_flight_events", count), ("Memory", "walrelay_in_flight_bytes", bytes)]))
+                dt { "Intake" }
+                dd { @if closed.is_some() { b .wait { "closed" } } @else { b .good { "open" } } }
+                (list(now, &[("Events", "walrelay_in_flight_events", count)]))
+                (list(now, &[("Memory", "walrelay_in_flight_bytes", bytes)]))
                 (list(now, &[("To be written back", "walrelay_write_back_due_events", count)]))
                 (list(now, &[("Age of the oldest", LAG_SECONDS, seconds)]))
             }
@@ -118,7 +124,11 @@ fn way(now: &Snapshot) -> Markup {
 fn list(now: &Snapshot, terms: &[(&str, &str, Shown)]) -> Markup {
     let shown =
         |sample| now.figures.get(sample).is_some() || ![SAFE_WAL, ROUND_TRIP].contains(&sample);
-    html! { @for (term, sample, form) in terms.iter().filter(|of| shown(of.1)) { dt { (term) } dd { (figure(now, sample, *form)) } } }
+    html! {
+        @for (term, sample, form) in terms.iter().filter(|of| shown(of.1)) {
+            dt { (term) } dd { (figure(now, sample, *form)) }
+        }
+    }
 }
 
 fn connection(now: &Snapshot, side: Side) -> Markup {
@@ -149,7 +159,8 @@ fn figure(now: &Snapshot, sample: &str, shown: Shown) -> Markup {
 }
 
 fn rate(now: &Snapshot, sample: &str, shown: Shown) -> Markup {
-    html! { span title={ "rate of " (sample) } { (now.rate(sample).map_or_else(|| "–".to_owned(), shown)) } }
+    let rate = now.rate(sample).map_or_else(|| "–".to_owned(), shown);
+    html! { span title={ "rate of " (sample) } { (rate) } }
 }
 
 /// A drawn figure over the last hour, newest at the right. Time in which the relay was not ready is
@@ -182,7 +193,10 @@ fn picture(now: &Snapshot, place: usize, what: &str) -> Markup {
     }
     html! {
         h2 { (what) }
-        p { span .now { (figure(now, sample, shown)) } " " span .soft { "highest " (highest_shown) } }
+        p {
+            span .now { (figure(now, sample, shown)) } " "
+            span .soft { "highest " (highest_shown) }
+        }
         svg viewBox={ "0 0 " (width) " 101" } preserveAspectRatio="none" role="img"
             aria-label={ (what) " over time: highest " (highest_shown) } {
             path .out d=(out) {}
@@ -202,12 +216,23 @@ fn rates(now: &Snapshot) -> Markup {
         table {
             tr { th {} th .number { "per second" } th .number { "since the start" } }
             @for (what, sample, by_second, shown) in totals {
-                tr { td { (what) } td .number { (rate(now, sample, by_second)) } td .number { (figure(now, sample, shown)) } }
+                tr {
+                    td { (what) }
+                    td .number { (rate(now, sample, by_second)) }
+                    td .number { (figure(now, sample, shown)) }
+                }
             }
-            @for (outbox, sample) in now.figures.by_label("walrelay_outbox_events_total", "outbox") {
-                tr { td { "Outbox " (outbox) } td .number { (rate(now, sample, per_second)) } td .number { (figure(now, sample, count)) } }
+            @let outboxes = now.figures.by_label("walrelay_outbox_events_total", "outbox");
+            @for (outbox, sample) in outboxes {
+                tr {
+                    td { "Outbox " (outbox) }
+                    td .number { (rate(now, sample, per_second)) }
+                    td .number { (figure(now, sample, count)) }
+                }
             }
-            @for flow in &now.flows { tr { td { (flow) } td .number { (rate(now, flow, per_second)) } td {} } }
+            @for flow in &now.flows {
+                tr { td { (flow) } td .number { (rate(now, flow, per_second)) } td {} }
+            }
         }
     }
 }
@@ -242,7 +267,11 @@ fn undelivered(now: &Snapshot) -> Markup {
             }
             @for (what, metric) in counted {
                 @for (outbox, sample) in now.figures.by_label(metric, "outbox") {
-                    tr { td { (what) " of " (outbox) } td .number { (figure(now, sample, count)) } td {} }
+                    tr {
+                        td { (what) " of " (outbox) }
+                        td .number { (figure(now, sample, count)) }
+                        td {}
+                    }
                 }
             }
         }
@@ -263,7 +292,10 @@ fn errors(now: &Snapshot) -> Markup {
         ol {
             @for failure in &now.failures {
                 li {
-                    p .soft { (time(failure.at)) " UTC" @if failure.times > 1 { ", " (failure.times) " times" } }
+                    p .soft {
+                        (time(failure.at)) " UTC"
+                        @if failure.times > 1 { ", " (failure.times) " times" }
+                    }
                     p { (failure.what) }
                     @if let Some(remedy) = &failure.remedy { p { b { "Fix: " } (remedy) } }
                 }

@@ -390,7 +390,10 @@ impl Assembler {
         message: &LogicalMessage<'a>,
         wal_start: Lsn,
     ) -> Result<Step<'a>, EventError> {
-        let is_it = |outbox: &OutboxConfig| matches!(&outbox.source, EventSource::Messages(prefix) if prefix.as_bytes() == message.prefix);
+        let is_it = |outbox: &OutboxConfig| match &outbox.source {
+            EventSource::Messages(prefix) => prefix.as_bytes() == message.prefix,
+            EventSource::Table(_) => false,
+        };
         let found = self
             .outboxes
             .iter()

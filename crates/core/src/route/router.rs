@@ -910,7 +910,8 @@ mod tests {
             (
                 4,
                 Some("[]"),
-                "column payload is not a JSON object, which template \"{payload|strip('b')}\" needs",
+                "column payload is not a JSON object, which template \"{payload|strip('b')}\" \
+                 needs",
             ),
             (
                 6,

@@ -5,20 +5,20 @@
 //! | form | value |
 //! |---|---|
 //! | `{column}` | the column's text |
-//! | `{"Odd Column"}` | a column whose name is not made of letters, digits and `_` alone; `""` is a quote |
-//! | `{metadata.tenant}` | the member `tenant` of the JSON object in column `metadata`: a string unquoted, anything else as JSON |
+//! | `{"Odd Column"}` | a column with other characters than letters, digits, `_`; `""` is a quote |
+//! | `{metadata.tenant}` | member `tenant` of the JSON in column `metadata`; strings unquoted |
 //! | `{column\|lower}`, `\|upper` | in lower or upper case, as Unicode has it |
 //! | `{column\|default('none')}` | `none` where the column is NULL |
 //! | `{column\|replace('/', '-')}` | with every `/` as `-` |
 //! | `{column\|topic}` | with every character that the bus forbids in a topic as `_` |
-//! | `{column\|match('(.*)Created', '$1')}` | where the whole value matches the expression, the second text instead |
+//! | `{column\|match('(.*)Created', '$1')}` | the second text, where the whole value matches |
 //! | `{column\|match('(?i)(.*)created', '$1', 'java')}` | the same with an expression of Java |
 //! | `{column\|strip('a', 'b')}` | the JSON object without these members |
 //! | `{column\|compact}` | the JSON without blanks between its parts |
 //! | `{column\|sort}` | the same, and the members of its objects in the order of their names |
 //! | `{column\|rfc3339}` | the timestamp as `2024-05-06T05:08:09.123456Z` |
 //! | `{column\|filled}` | NULL where there is nothing but blanks |
-//! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
+//! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, for any type |
 //!
 //! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no
 //! topic at all. Another crate may add functions: [`extend`]. Parsing needs no table;

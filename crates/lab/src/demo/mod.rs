@@ -47,10 +47,20 @@ pub struct DemoRun {
     #[arg(long, default_value = "20s", value_name = "DURATION", value_parser = seconds)]
     pub seconds: u64,
     /// Connections that write at the same time
-    #[arg(long, default_value_t = 8, value_name = "CONNECTIONS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        default_value_t = 8,
+        value_name = "CONNECTIONS",
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
     pub writers: u16,
     /// Aggregates written to; fewer mean more waiting for each other's locks
-    #[arg(long, default_value_t = 100, value_name = "AGGREGATES", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        default_value_t = 100,
+        value_name = "AGGREGATES",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
     pub aggregates: u32,
     /// Transactions per second of all writers together; 0 is as many as there can be
     #[arg(long, default_value_t = 400, value_name = "TRANSACTIONS")]
