@@ -49,7 +49,7 @@
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
 //! | [`source`] | walsender session, framing, pre-flight, row keys, catalog watch | yes |
 //! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
-//! | [`sink`] | where records go: a folder for each bus | yes |
+//! | [`sink`] | where records go: a folder or file for each bus | yes |
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
 //! | [`state`] | the position store; whose position it is: server and slot | yes |
 //! | [`upkeep`] | writes to rows: mark, delete, retention; table `walrelay.parked` | yes |
