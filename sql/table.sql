@@ -1,5 +1,5 @@
 -- Tables by schemas ($1) and names ($2) as one JSON text, in their order: columns, unique indexes and partitioning of each. null: the
--- table does not exist. Reads catalogs only. pg_get_expr can wait for a session that alters the table.
+-- table does not exist. Reads catalogs only. Waits for no session that alters the table: pg_get_expr without a relation opens none.
 select pg_catalog.jsonb_agg(of.described order by wanted.place)::text
 from rows from (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]))
     with ordinality as wanted (schema_name, table_name, place)
@@ -86,7 +86,7 @@ left join lateral (
                 'domain_not_null', exists (select from kinds where kinds.attnum = a.attnum and kinds.typnotnull),
                 'is_identity', a.attidentity <> '',
                 'generated', a.attgenerated <> '',
-                'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
+                'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, 0) end,
                 'in_primary_key', exists (select from uniques u where u.indisprimary and a.attname = any (u.columns)),
                 'unique', exists (select from uniques u where u.columns = array[a.attname::text]),
                 'references', exists (

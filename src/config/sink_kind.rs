@@ -30,8 +30,8 @@ pub struct Bus {
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
     pub stalled: &'static str,
-    /// What makes a topic, `{topic}`, that records may go to.
-    pub make_topic: &'static str,
+    /// What creates a topic, `{topic}`, that records may go to.
+    pub create_topic: &'static str,
     /// The names of topics that it takes.
     pub topics: TopicRule,
 }
@@ -41,10 +41,9 @@ impl Bus {
     pub(crate) fn no_dead_letters(&self, topic: &str) -> String {
         let name = self.name;
         let warning = format!(
-            "dead-letter topic {topic} does not exist, or this user of {name} may not see it: \
-             unless {name} makes the topic, all events wait behind the first dead letter; make \
-             it: {}",
-            self.make_topic.replace("{topic}", topic)
+            "dead-letter topic {topic} does not exist, or this {name} user may not see it: unless \
+             {name} creates the topic, all events wait behind the first dead letter; create it: {}",
+            self.create_topic.replace("{topic}", topic)
         );
         Remedy::from(warning).to_string()
     }
@@ -101,7 +100,7 @@ const fn local(name: &'static str) -> Bus {
         address: "sink.kind",
         reach: "start the relay again",
         stalled: "see who reads the output",
-        make_topic: "",
+        create_topic: "",
         topics: TopicRule::DEFAULT,
     }
 }
@@ -116,7 +115,7 @@ kinds! {
                 there from here, and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a \
                   leader: kafka-topics --bootstrap-server … --describe --unavailable-partitions",
-        make_topic: "kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write \
+        create_topic: "kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write \
                      and Describe on it",
         topics: TopicRule::DEFAULT,
     }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };

@@ -17,6 +17,9 @@ use crate::support::world::{ARRIVAL, World};
 const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database()
                        and application_name like 'walrelay%' and wait_event_type = 'Lock'";
 
+const COMMITTING: &str = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'
+                          and query like 'alter table%'";
+
 /// A table that is marked, with the position in Postgres: what the relay writes itself.
 const MARKED: &str = r#"
 [outbox]
@@ -228,7 +231,10 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
     for told in ["stream_left", "write_back_resumed", "pending_rows_found"] {
         assert!(!relay.log().contains(told), "{}", relay.log());
     }
-    sql.run("drop trigger refuse on outbox");
+    sql.run(
+        "create or replace function refuse() returns trigger language plpgsql as $$ begin
+           return new; end $$",
+    );
     let unmarked = "select count(*) from outbox where published_at is null";
     eventually(
         "rows are marked",
@@ -237,6 +243,29 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
         |rows| *rows == 1,
     );
     sql.run("delete from outbox where published_at is null; delete from walrelay.parked");
+}
+
+/// The commit of the change waits for a standby, with the table locked, and no other standby comes.
+#[test]
+fn a_relay_starts_on_a_table_whose_change_waits_for_it() {
+    let postgres = Postgres::private(17, &[]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.setup();
+    postgres.alter("synchronous_standby_names", "*");
+    let url = world.database_url.clone();
+    let change = std::thread::spawn(move || Sql::connect(&url).run("alter table outbox add n int"));
+    let waiting = || postgres.sql().number(COMMITTING);
+    eventually("the change waits", LIMIT, waiting, |count| *count == 1);
+    let mut relay = world.run().start();
+    let ended = until(LIMIT, || change.is_finished().then_some(()));
+    assert!(ended.is_some(), "the change waits:\n{}", relay.log());
+    change.join().unwrap();
+    // It is not ready while commits wait for it.
+    postgres.alter("synchronous_standby_names", "");
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    world.assert_all_delivered();
 }
 
 #[test]
