@@ -4,6 +4,7 @@
 use std::future::pending;
 use std::path::absolute;
 use std::pin::pin;
+use std::sync::LazyLock;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
@@ -377,10 +378,14 @@ fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
 
 /// Whether a command takes a flag.
 fn takes(command: &str, flag: &str) -> bool {
-    let mut root = Cli::command();
-    root.build();
+    // A relay asks for each flag of each remedy that it prints.
+    static COMMANDS: LazyLock<clap::Command> = LazyLock::new(|| {
+        let mut root = Cli::command();
+        root.build();
+        root
+    });
     let mut names = command.split(' ');
-    let found = names.try_fold(&root, |command, name| command.find_subcommand(name));
+    let found = names.try_fold(&*COMMANDS, |command, name| command.find_subcommand(name));
     found.is_some_and(|command| {
         let mut arguments = command.get_arguments();
         arguments.any(|argument| argument.get_long() == Some(flag))

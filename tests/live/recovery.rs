@@ -79,14 +79,7 @@ fn a_slot_dropped_under_load_loses_and_duplicates_nothing() {
         ..Plan::default()
     });
     // Before anything is stored of what is published, nobody could tell what to recover.
-    let stored = || {
-        relay
-            .metric("walrelay_positions_stored_total")
-            .unwrap_or_default()
-    };
-    eventually("what is published is stored", ARRIVAL, stored, |stored| {
-        *stored >= 15.0
-    });
+    world.wait_stored(&relay);
     for round in 0..10 {
         writers.wait_for(60);
         world.drop_slot();
@@ -243,14 +236,7 @@ fn recovery_without_a_transaction_column_publishes_duplicates_and_loses_nothing(
         writers: 4,
         ..Plan::default()
     });
-    let stored = || {
-        relay
-            .metric("walrelay_positions_stored_total")
-            .unwrap_or_default()
-    };
-    eventually("what is published is stored", ARRIVAL, stored, |stored| {
-        *stored >= 15.0
-    });
+    world.wait_stored(&relay);
     for _ in 0..3 {
         writers.wait_for(100);
         world.drop_slot();

@@ -376,6 +376,18 @@ impl World {
         format!("{credentials}@{}/{path}", proxy.address())
     }
 
+    /// Waits until positions are stored of what a workload publishes.
+    #[track_caller]
+    pub(crate) fn wait_stored(&self, relay: &Relay) {
+        let stored = || {
+            relay
+                .metric("walrelay_positions_stored_total")
+                .unwrap_or_default()
+        };
+        let what = format!("what {} publishes is stored", self.name);
+        eventually(&what, ARRIVAL, stored, |stored| *stored >= 15.0);
+    }
+
     /// Waits until the slot is confirmed up to the present end of the flushed WAL.
     #[track_caller]
     pub(crate) fn wait_confirmed(&self, deadline: Duration) {

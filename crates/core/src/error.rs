@@ -267,13 +267,12 @@ impl Given {
     fn of_process() -> &'static Given {
         GIVEN.get().unwrap_or(&NO_GIVEN)
     }
+}
 
-    /// `text` with what replaces its placeholders.
-    pub fn filled(&self, text: &str) -> String {
-        let fill =
-            |text: String, (placeholder, with): &(&str, String)| text.replace(placeholder, with);
-        self.placeholders.iter().fold(text.to_owned(), fill)
-    }
+/// `text` with what replaces each placeholder.
+pub fn filled(text: &str, placeholders: &[(&'static str, String)]) -> String {
+    let fill = |text: String, (placeholder, with): &(&str, String)| text.replace(placeholder, with);
+    placeholders.iter().fold(text.to_owned(), fill)
 }
 
 /// A remedy: text with `walrelay` commands.
@@ -314,7 +313,7 @@ impl Remedy {
 
     fn text(&self, given: &Given) -> String {
         let part = |part: &Part| match part {
-            Part::Text(text) => given.filled(text),
+            Part::Text(text) => filled(text, &given.placeholders),
             Part::Command(command) => command.text(given),
         };
         self.0.iter().map(part).collect()

@@ -20,7 +20,7 @@ use walrelay_core::config::unit::human_bytes;
 
 use walrelay_core::config::{OnError, ReadTails};
 
-use walrelay_core::error::{Error, Given, Kind, Result};
+use walrelay_core::error::{Error, Kind, Result, filled};
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -132,12 +132,7 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
 
 /// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
 pub(in crate::cli) fn addressed(fix: &str, config: &KafkaConfig) -> String {
-    Given {
-        flags: Vec::new(),
-        takes: |_, _| false,
-        placeholders: tool_placeholders(config),
-    }
-    .filled(fix)
+    filled(fix, &tool_placeholders(config))
 }
 
 /// What the first broker tells that answers.

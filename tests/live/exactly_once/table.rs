@@ -52,14 +52,7 @@ fn a_slot_dropped_under_exactly_once_loses_and_duplicates_nothing() {
         writers: 4,
         ..Plan::default()
     });
-    let stored = || {
-        relay
-            .metric("walrelay_positions_stored_total")
-            .unwrap_or_default()
-    };
-    eventually("what is published is stored", ARRIVAL, stored, |stored| {
-        *stored >= 15.0
-    });
+    world.wait_stored(&relay);
     for _ in 0..5 {
         writers.wait_for(60);
         world.drop_slot();
