@@ -558,7 +558,7 @@ impl RetryRun<'_> {
     /// Rows of parked events may be pending again, which asks for a retry.
     async fn ask_for_pending(&mut self) -> Result<()> {
         let slot = &self.shared.config.source.slot;
-        for (outbox, ask) in self.marker.asked_by_pending() {
+        for (index, outbox) in self.marker.asked_by_pending() {
             let search = Retry::Pending(outbox.to_owned());
             if self
                 .shared
@@ -569,7 +569,7 @@ impl RetryRun<'_> {
             {
                 continue;
             }
-            match self.marker.ask_for_pending(outbox, ask).await {
+            match self.marker.ask_for_pending(index, outbox).await {
                 Ok(asked) => {
                     self.shared.known.tried.lock().unblock(&search);
                     if asked > 0 {

@@ -849,8 +849,8 @@ fn has_pending(config: &Config) -> bool {
         .any(|outbox| outbox.upkeep.pending.is_some())
 }
 
-/// Warns where the tables could not be polled.
-/// Errors: they could not, and the slot is to be dropped over its limit.
+/// Warns where the tables could not be polled, or are locked.
+/// Errors: they could not be polled, and the slot is to be dropped over its limit.
 async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
     let source = &config.source;
     let reader = Reader::connect(
@@ -862,11 +862,15 @@ async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -
         .outboxes
         .iter()
         .filter(|outbox| outbox.source.table().is_some());
-    for (facts, outbox) in all_table_facts(reader.client(), &config.outboxes)
-        .await?
-        .into_iter()
-        .zip(of_tables)
-    {
+    let tables = match all_table_facts(reader.client(), &config.outboxes).await {
+        // A change of the table holds its lock, and its commit can wait for this relay.
+        Err(error) if error.kind() == Kind::PostgresUnreachable && !reader.client().is_closed() => {
+            warn(error.to_string());
+            return Ok(());
+        }
+        tables => tables?,
+    };
+    for (facts, outbox) in tables.into_iter().zip(of_tables) {
         let fit = fits(&facts, outbox, &TableTask::Poll(String::new()), config);
         match fit {
             Err(error) if source.gives_up_over_budget() => return Err(error),

@@ -1,17 +1,17 @@
 //! Marks or deletes the rows of acked events, and reads and writes the parked events in the same
 //! session.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::str;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::try_join_all;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Row, Statement, ToStatement};
+use tokio_postgres::{Client, Row, ToStatement};
 
 use crate::config::Config;
 use crate::conninfo::ConnInfo;
@@ -19,7 +19,7 @@ use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::upkeep::parked::{DOING, DROPPED, INDEX, ParkedTable};
-use crate::upkeep::writer::{Writer, Written, writer};
+use crate::upkeep::writer::{Writer, Written, asks_by_pending, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, DatabaseIdentity, bound, connect_at};
 use walrelay_core::config::{OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, Result};
@@ -45,8 +45,9 @@ pub struct Marker {
     session: SqlSession,
     /// The database of the session, and of each one that is opened in its stead.
     pub(crate) database: DatabaseIdentity,
-    /// By the outbox's index; none for an outbox without writes.
-    writers: Vec<Option<Writer>>,
+    outboxes: Vec<OutboxConfig>,
+    /// By the outbox's index; see [`Marker::writer`].
+    writers: Vec<OnceCell<Writer>>,
     parked: Option<ParkedTable>,
     attempts: u32,
     /// Whether a cancelled call can have left a transaction open. Locked by each use of the
@@ -224,23 +225,50 @@ impl Marker {
         let client = session.client();
         bound(client).await?;
         let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
-        let mut writers = Vec::with_capacity(outboxes.len());
-        for outbox in outboxes {
-            writers.push(
-                match outbox.source.table().filter(|_| outbox.upkeep.writes_any()) {
-                    Some(table) => Some(writer(client, outbox, table, parked.is_some()).await?),
-                    None => None,
-                },
-            );
-        }
-        Ok(Marker {
+        let marker = Marker {
             session,
             database,
-            writers,
+            outboxes: outboxes.to_vec(),
+            writers: outboxes.iter().map(|_| OnceCell::new()).collect(),
             parked,
             attempts: ATTEMPTS,
             open: Mutex::new(false),
-        })
+        };
+        for outbox in 0..outboxes.len() {
+            match marker.writer(outbox).await {
+                // A change of the table holds its lock, and its commit can wait for this relay.
+                Err(error) if error.kind() == Kind::PostgresUnwritable => {
+                    tracing::warn!(event = "table_locked", %slot, %error,
+                        "another session has the table locked; \
+                         rows are written to once the lock is released");
+                }
+                checked => drop(checked?),
+            }
+        }
+        Ok(marker)
+    }
+
+    /// The statements for an outbox, prepared when they are asked for first; none for an outbox
+    /// without writes.
+    ///
+    /// # Errors
+    /// [`Kind::PostgresUnwritable`] while another session has the table locked; otherwise those of
+    /// [`Marker::connect`].
+    async fn writer(&self, outbox: usize) -> Result<Option<&Writer>> {
+        let (Some(config), Some(prepared)) = (self.outboxes.get(outbox), self.writers.get(outbox))
+        else {
+            return Ok(None);
+        };
+        let Some(table) = config.source.table().filter(|_| config.upkeep.writes_any()) else {
+            return Ok(None);
+        };
+        let prepare = || writer(self.session.client(), config, table, self.parked.is_some());
+        match prepared.get_or_try_init(prepare).await {
+            Err(error) if error.kind() == Kind::PostgresUnreachable && !self.is_closed() => {
+                Err(error.with_kind(Kind::PostgresUnwritable))
+            }
+            prepared => prepared.map(Some),
+        }
     }
 
     /// Marks or deletes these rows, in one transaction, and returns the number of written rows.
@@ -258,14 +286,15 @@ impl Marker {
     /// lost connection, and where the table changed: connect again. [`Kind::Event`] for an id that
     /// is not UTF-8; [`Kind::Config`] where the mark leaves rows pending.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
-        let parts = self.parts(batch);
         let moves = !batch.parked.is_empty()
             || !batch.unparked.is_empty()
             || !batch.failed_again.is_empty();
+        let mut open = self.open.lock().await;
+        self.end_left_over(&mut open).await?;
+        let parts = self.parts(batch).await?;
         if parts.is_empty() && !moves {
             return Ok(0);
         }
-        let mut open = self.open.lock().await;
         let mut attempt = 1;
         let mut pause = PAUSE;
         loop {
@@ -412,26 +441,29 @@ impl Marker {
         .await
     }
 
-    /// Outboxes in which a row that is set to pending requests a retry of its parked event, and the
-    /// statement for that.
-    pub(crate) fn asked_by_pending(&self) -> impl Iterator<Item = (&str, &Statement)> {
-        let outboxes = self
-            .parked
-            .iter()
-            .flat_map(|table| &table.outboxes)
-            .zip(&self.writers);
-        outboxes
-            .filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
+    /// Outboxes in which a row that is set to pending requests a retry of its parked event, with
+    /// their index.
+    pub(crate) fn asked_by_pending(&self) -> impl Iterator<Item = (usize, &str)> {
+        let names = self.parked.iter().flat_map(|table| &table.outboxes);
+        names
+            .zip(&self.outboxes)
+            .enumerate()
+            .filter(|(_, (_, config))| asks_by_pending(&config.upkeep))
+            .map(|(index, (name, _))| (index, name.as_str()))
     }
 
-    /// Requests a retry of parked events of such an outbox whose rows were set to pending; returns
+    /// Requests a retry of parked events of outbox `index` whose rows were set to pending; returns
     /// their number. Errors: as [`Marker::waiting`], and those of `outbox.pending`.
-    pub(crate) async fn ask_for_pending(&self, outbox: &str, ask: &Statement) -> Result<u64> {
+    pub(crate) async fn ask_for_pending(&self, index: usize, outbox: &str) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
         let Some(table) = &self.parked else {
             return Ok(0);
         };
         let (_turn, client) = self.client().await?;
+        let writer = self.writer(index).await?;
+        let Some(ask) = writer.and_then(|writer| writer.ask.as_ref()) else {
+            return Ok(0);
+        };
         Ok(bounded(
             DOING,
             ANSWER_TIMEOUT,
@@ -502,7 +534,7 @@ impl Marker {
 
     /// The writes to each table, rows in the order of their keys, so that two sessions that mark
     /// the same rows do not deadlock.
-    fn parts<'a>(&'a self, batch: &'a Batch) -> Vec<Part<'a>> {
+    async fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
         let acked: Vec<_> = batch
             .acked
             .iter()
@@ -531,9 +563,13 @@ impl Marker {
             .iter()
             .map(|event| outcome(&event.row, &event.failure, event.retry_in_ms));
         let waiting: Vec<_> = parked.chain(again).collect();
+        let all = [&acked, &failed, &waiting].into_iter().flatten();
+        let written: BTreeSet<usize> = all.map(|outcome| outcome.row.outbox).collect();
         let mut parts = Vec::new();
-        for (index, writer) in self.writers.iter().enumerate() {
-            let Some(writer) = writer else { continue };
+        for index in written {
+            let Some(writer) = self.writer(index).await? else {
+                continue;
+            };
             for (written, rows) in [
                 (&writer.acked, &acked),
                 (&writer.failed, &failed),
@@ -544,7 +580,7 @@ impl Marker {
                 }
             }
         }
-        parts
+        Ok(parts)
     }
 
     async fn attempt(
@@ -554,7 +590,6 @@ impl Marker {
         batch: &Batch,
     ) -> Result<u64, QueryError> {
         let client = self.session.client();
-        self.end_left_over(open).await?;
         **open = true;
         let written = self.transaction(parts, batch).await;
         if let Err(QueryError::Refused { .. }) = &written {

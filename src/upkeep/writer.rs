@@ -423,7 +423,7 @@ fn assigned(assignments: &str) -> Vec<String> {
 
 /// Whether a marked row of a parked event is pending only where an operator set it so:
 /// `outbox.mark_waiting` sets a column that `outbox.pending` uses.
-fn asks_by_pending(upkeep: &Upkeep) -> bool {
+pub(super) fn asks_by_pending(upkeep: &Upkeep) -> bool {
     let (Some(mark), Some(pending)) = (&upkeep.mark_waiting, &upkeep.pending) else {
         return false;
     };

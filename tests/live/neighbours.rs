@@ -249,14 +249,19 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
 #[test]
 fn a_relay_starts_on_a_table_whose_change_waits_for_it() {
     let postgres = Postgres::private(17, &[]);
-    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
-    world.setup();
+    let world = marked(&postgres, Kafka::shared().brokers());
+    let marks = world.run().config_file(MARKED);
+    let mut relay = marks.start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    relay.kill_hard();
     postgres.alter("synchronous_standby_names", "*");
     let url = world.database_url.clone();
     let change = std::thread::spawn(move || Sql::connect(&url).run("alter table outbox add n int"));
     let waiting = || postgres.sql().number(COMMITTING);
     eventually("the change waits", LIMIT, waiting, |count| *count == 1);
-    let mut relay = world.run().start();
+    let mut relay = marks.start();
     let ended = until(LIMIT, || change.is_finished().then_some(()));
     assert!(ended.is_some(), "the change waits:\n{}", relay.log());
     change.join().unwrap();
@@ -266,6 +271,11 @@ fn a_relay_starts_on_a_table_whose_change_waits_for_it() {
     world.emit(&world.sql(), "a");
     world.wait_confirmed(ARRIVAL);
     world.assert_all_delivered();
+    let unmarked = || {
+        let sql = "select count(*) from outbox where published_at is null";
+        world.sql().number(sql)
+    };
+    eventually("rows are marked", ARRIVAL, unmarked, |rows| *rows == 0);
 }
 
 #[test]
