@@ -213,7 +213,7 @@ impl ReplicationLoop<'_> {
                 .session
                 .stream
                 .pacer
-                .rests_until(now, self.pipeline.publisher.counts().assembled);
+                .rests_until(now, self.pipeline.publisher.counts.assembled);
             let follows = self.session.stream.has_more || gathers || rest.is_some();
             self.pipeline.look(now - self.shared.epoch, follows);
             self.begin_jobs(now);
@@ -356,7 +356,7 @@ impl ReplicationLoop<'_> {
         }
         if !self.is_altered() && self.pipeline.trail.wants_pair() {
             self.jobs
-                .begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
+                .begin_pair(&self.session, self.pipeline.publisher.counts.acked, now);
         }
         if self.jobs.begin_due(&self.session, config, now) {
             self.shared.process.telemetry.metrics.catalog_checks.inc();
@@ -445,7 +445,7 @@ impl ReplicationLoop<'_> {
                     .inc_by(io.received_bytes as u64);
                 self.session
                     .stream
-                    .was_read(io, self.pipeline.publisher.counts().assembled);
+                    .was_read(io, self.pipeline.publisher.counts.assembled);
             }
             Input::Socket(Err(error)) => return Err(self.last_read(error)),
             Input::Dry => self.session.stream.is_dry(),
@@ -539,7 +539,7 @@ impl ReplicationLoop<'_> {
         if !is_same && !self.session.fingerprints.is_empty() {
             return self.jobs.look_soon();
         }
-        self.jobs.paired_at = self.pipeline.publisher.counts().acked;
+        self.jobs.paired_at = self.pipeline.publisher.counts.acked;
         self.pipeline
             .trail
             .took(taken.pair.snapshot, taken.pair.lsn);
@@ -809,7 +809,7 @@ impl ReplicationLoop<'_> {
 
     /// Errors: commits wait for this relay, and it makes no progress.
     fn leave_if_commits_wait(&mut self, now: Instant) -> Result<()> {
-        let acked = self.pipeline.publisher.counts().acked;
+        let acked = self.pipeline.publisher.counts.acked;
         let holds = self.pipeline.holds_up_commits();
         let confirmed = self.pipeline.confirmable();
         if self.shared.leaving.is_none()

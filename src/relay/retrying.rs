@@ -836,9 +836,8 @@ impl RetryRun<'_> {
             held.attempts.saturating_add(1)
         };
         let failure = Failure {
-            class: error.kind().class(),
-            cause: error.cause().to_owned(),
             attempts,
+            ..Failure::of(error)
         };
         let column = config
             .outboxes
@@ -855,7 +854,8 @@ impl RetryRun<'_> {
                 .wait(attempts, fastrand::f64()),
             Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
         };
-        let retry_in_ms = wait.map(millis);
+        let asked = error.retry_after.unwrap_or_default();
+        let retry_in_ms = wait.map(|wait| millis(wait.max(asked)));
         // The error of its topic was logged for another event.
         if !is_logged {
             let slot = &config.source.slot;

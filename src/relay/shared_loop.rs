@@ -185,7 +185,7 @@ impl<'a> SharedLoop<'a> {
             ),
             leaving: None,
             stop_heard: false,
-            counts: publisher.counts(),
+            counts: publisher.counts,
             written: publisher.write_backs.written,
             next_report: Instant::now(),
             next_flows: Instant::now(),
@@ -400,7 +400,7 @@ impl<'a> SharedLoop<'a> {
     ) {
         self.next_report = now + REPORT_INTERVAL;
         let telemetry = self.process.telemetry;
-        let counts = publisher.counts();
+        let counts = publisher.counts;
         let before = std::mem::replace(&mut self.counts, counts);
         if counts.acked > before.acked && telemetry.metrics.acked_events.get() == 0 {
             let slot = &self.process.config.source.slot;

@@ -507,9 +507,9 @@ impl Relay {
             return Ok(None);
         };
         let until = Instant::now() + CHECK_TIMEOUT;
-        let before = pipeline.publisher.counts();
+        let before = pipeline.publisher.counts;
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
-        report_counts(&self.telemetry, pipeline.publisher.counts(), before);
+        report_counts(&self.telemetry, pipeline.publisher.counts, before);
         if !drained? {
             let what = "the bus does not ack the in-flight records; reading the table after them";
             return Err(Error::new(Kind::BusUnreachable, what));

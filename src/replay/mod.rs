@@ -556,7 +556,7 @@ impl Publishing<'_> {
     }
 
     fn note(&mut self) {
-        self.published.acked = self.publisher.counts().acked;
+        self.published.acked = self.publisher.counts.acked;
         let delivered = self.publisher.completed().delivered_of(self.lsn);
         while self
             .in_flight

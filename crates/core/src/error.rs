@@ -9,6 +9,7 @@ use std::iter;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use strum::{IntoStaticStr, VariantArray};
 
@@ -457,6 +458,8 @@ pub struct Fields {
     pub attempts: u32,
     /// The greatest number of attempts for the event, if the event sets one.
     pub max_attempts: Option<u32>,
+    /// How long the bus wants the next attempt to wait.
+    pub retry_after: Option<Duration>,
     /// Whether it is about one event that was decoded, and that can be given up.
     pub is_of_event: bool,
     /// The size of a record that was rejected for its size, or was sent together with such a
@@ -480,6 +483,7 @@ impl Error {
             others: Vec::new(),
             attempts: 1,
             max_attempts: None,
+            retry_after: None,
             is_of_event: matches!(kind, Kind::Record | Kind::RecordTooLarge),
             record_bytes: None,
         }))

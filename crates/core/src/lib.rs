@@ -25,6 +25,7 @@
 //! | [`ledger`] | what is in flight, what to store and confirm; published transactions |
 //! | [`route`] | the record of an event |
 //! | [`sink`] | the boundary of the buses |
+//! | [`lanes`] | order per key, for a bus that keeps none |
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events and acks in; what is given up, parked, written back |
 
@@ -35,6 +36,7 @@ pub mod decode;
 pub mod error;
 pub mod event;
 pub mod failpoint;
+pub mod lanes;
 pub mod ledger;
 pub mod parked;
 pub mod position;

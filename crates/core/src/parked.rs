@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::config::{DeliveryConfig, OnError};
 use crate::decode::RelationColumn;
+use crate::error::{Error, Kind};
 use crate::event::{Event, Place, RowId};
 use crate::template::{ColumnType, Values as _};
 
@@ -23,6 +24,26 @@ pub struct Failure {
     pub cause: String,
     /// The number of attempts.
     pub attempts: u32,
+}
+
+impl Failure {
+    /// Of an event that `error` is about.
+    pub fn of(error: &Error) -> Failure {
+        Failure {
+            class: error.kind().class(),
+            cause: error.cause().to_owned(),
+            attempts: error.attempts,
+        }
+    }
+
+    /// Of an event for a topic that refuses records. That costs the event no attempt.
+    pub(crate) fn untried(topic: &str) -> Failure {
+        Failure {
+            class: Kind::TopicRefused.class(),
+            cause: format!("topic {topic} refuses records; this event was not tried"),
+            attempts: 0,
+        }
+    }
 }
 
 /// A parked event whose retry failed.

@@ -2,11 +2,12 @@
 //! has.
 
 use std::future::Future;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::ledger::Ticket;
-use crate::route::Record;
+use crate::route::{OwnedRecord, Record};
 
 /// Whether the bus answers, as far as anybody knows.
 ///
@@ -33,7 +34,8 @@ pub enum Connection {
 pub enum Delivery {
     /// The broker has it, as durably as `acks=all` makes it.
     Acked(Ticket),
-    /// It was sent apart, and the broker refuses it for what it is. The producer goes on.
+    /// The bus refuses it, and the sink goes on: the record was sent apart, or the sink
+    /// [refuses each](Sink::refuses_each) for itself.
     Refused(Ticket, Error),
     /// It was not delivered, or that is not known. The producer is finished: no later record may
     /// count.
@@ -56,8 +58,8 @@ pub enum EnqueueError {
 /// Takes records in order and says later which of them the broker has.
 ///
 /// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless:
-/// once one fails, none behind it is delivered. Records without an ack when a sink is dropped never
-/// count as delivered.
+/// once one fails, or is refused, none of its key behind it is delivered. Records without an ack
+/// when a sink is dropped never count as delivered.
 pub trait Sink: Send {
     /// Takes one record, copying it. Never blocks. On an error the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
@@ -67,6 +69,21 @@ pub trait Sink: Send {
     /// reported. A sink that cannot send apart sends as always.
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         self.enqueue(record, ticket)
+    }
+
+    /// Whether the bus refuses one record at any time and takes others. Such a sink sends no record
+    /// of a refused one's key until [`Sink::retry`] or [`Sink::withdraw`] is called.
+    fn refuses_each(&self) -> bool {
+        false
+    }
+
+    /// Sends a refused record again after `wait`.
+    fn retry(&mut self, _refused: Ticket, _wait: Duration) {}
+
+    /// Takes back a refused record, and those of its key behind it, in their order. There is room
+    /// for as many records afterwards.
+    fn withdraw(&mut self, _refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
+        Vec::new()
     }
 
     /// Waits until there is something to report and appends it to `into`, in no particular order

@@ -279,13 +279,18 @@ async fn sent(
                         .into_iter()
                         .for_each(|acked| *acked = true);
                 }
-                Delivery::Refused(_, error) => _ = ended.get_or_insert((error, true)),
+                Delivery::Refused(ticket, error) => {
+                    // Those behind it are sent again with it.
+                    sink.withdraw(ticket);
+                    ended.get_or_insert((error, true));
+                }
                 // The first says most.
                 Delivery::Failed(_, error) => _ = ended.get_or_insert((error, false)),
             }
         }
         if let Some((error, goes_on)) = ended {
-            return judged(Some(error), records.len() == 1, goes_on);
+            let is_certain = records.len() == 1 || sink.refuses_each();
+            return judged(Some(error), is_certain, goes_on);
         }
     }
 }

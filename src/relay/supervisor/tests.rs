@@ -252,11 +252,11 @@ async fn driven(
         let lived = live(&mut pipeline, row).await;
         report_counts(
             &relay.telemetry,
-            pipeline.publisher.counts(),
+            pipeline.publisher.counts,
             Counts::default(),
         );
         let Err(error) = lived else {
-            return (Came::WentOn(pipeline.publisher.counts()), waits);
+            return (Came::WentOn(pipeline.publisher.counts), waits);
         };
         end(relay, &mut pipeline);
         match failed(relay, &error) {
@@ -566,7 +566,7 @@ fn an_event_that_was_given_up_and_comes_again_is_no_further_failed_attempt() {
         let mut pipeline = begin(&mut relay, Failing::new(NoError, At::Delivery));
         // The connection is lost before its dead letter is acked.
         take_in(&mut pipeline, &[&UNROUTABLE]).unwrap();
-        failed.push(pipeline.publisher.counts().failed.iter().sum::<u64>());
+        failed.push(pipeline.publisher.counts.failed.iter().sum::<u64>());
         end(&mut relay, &mut pipeline);
     }
     assert_eq!(failed, [1, 0]);
@@ -716,7 +716,7 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
         }
         pipeline.publisher.receive_deliveries().await;
         failure = failure.or(pipeline.publisher.delivered().err());
-        letters += pipeline.publisher.counts().dead_lettered;
+        letters += pipeline.publisher.counts.dead_lettered;
         end(&mut relay, &mut pipeline);
         sink = pipeline.publisher.sink;
         sink.told.clear();
@@ -757,7 +757,7 @@ async fn skips_one(relay: &mut Relay, sink: impl Sink) -> (Result<()>, u64) {
     pipeline.publisher.receive_deliveries().await;
     let ended = pipeline.publisher.delivered();
     end(relay, &mut pipeline);
-    (ended, pipeline.publisher.counts().skipped)
+    (ended, pipeline.publisher.counts.skipped)
 }
 
 #[tokio::test(start_paused = true)]

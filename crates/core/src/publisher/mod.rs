@@ -30,6 +30,7 @@ pub use batches::{Batch, EndedBatches};
 pub use intake::IntakeClosed;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -111,6 +112,26 @@ impl Setup {
         };
         let cause = error.any_remedy().or_else(|| error.kind().remedy())?;
         Some(Remedy::joined([cause, then]).to_string())
+    }
+
+    /// How long a record that its bus refuses alone waits before it is sent again; none where its
+    /// event is given up.
+    fn wait_of_refused(&self, event: Option<&InFlight>, error: &Error) -> Option<Duration> {
+        if error.kind().disposition() != Disposition::RetryThenGiveUp {
+            return None;
+        }
+        let max_attempts = event.and_then(|event| event.max_attempts);
+        let retry = self.delivery.retry.within(max_attempts);
+        let is_dead_letter = event.is_some_and(|event| event.instead.is_some());
+        let failed = match self.delivery.on_error {
+            // The next attempts are made from the table of parked events.
+            OnError::Park => return None,
+            // Nothing replaces a dead letter.
+            _ if is_dead_letter => error.attempts.min(retry.attempts),
+            OnError::DeadLetter | OnError::Skip | OnError::Stop => error.attempts,
+        };
+        let wait = retry.wait(failed, fastrand::f64())?;
+        Some(wait.max(error.retry_after.unwrap_or_default()))
     }
 
     /// The record of `event`, which is not enqueued yet.
@@ -263,6 +284,7 @@ impl InFlight {
             max_attempts,
             instead,
             isolated,
+            parks,
             refusing,
             ..
         } = &self;
@@ -271,6 +293,7 @@ impl InFlight {
             || max_attempts.is_some()
             || instead.is_some()
             || isolated.is_some()
+            || parks.is_some()
             || refusing.is_some();
         is_needed.then(|| Box::new(self))
     }
@@ -446,11 +469,6 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.abandon();
     }
 
-    /// All counts.
-    pub fn counts(&self) -> Counts {
-        self.counts
-    }
-
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first
     /// one counts.
     pub fn intake_closed(&self) -> Option<IntakeClosed> {
@@ -567,6 +585,9 @@ impl<S: Sink> Publisher<S> {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");
+                    if self.sink.refuses_each() {
+                        known.parks = self.setup.parks(event);
+                    }
                     self.enqueued(bytes, known)
                 }
                 Err(EnqueueError::Refused(error)) => {
@@ -605,25 +626,9 @@ impl<S: Sink> Publisher<S> {
                 let is_behind = self
                     .parking
                     .is_blocked(event.outbox, record.key, &event.place);
-                let why = (!is_behind).then(|| {
-                    let cause = format!(
-                        "topic {} refuses records; this event was not tried",
-                        record.topic
-                    );
-                    // It was not tried, and that costs it no try.
-                    Failure {
-                        class: Kind::TopicRefused.class(),
-                        cause,
-                        attempts: 0,
-                    }
-                });
-                self.park(
-                    ParkedEvent::of(event, self.setup.columns(event.outbox)),
-                    &known,
-                    record,
-                    why,
-                    None,
-                )
+                let why = (!is_behind).then(|| Failure::untried(record.topic));
+                let parked = ParkedEvent::of(event, self.setup.columns(event.outbox));
+                self.park(parked, &known, record, why, None)
             }
         }
     }
@@ -634,7 +639,10 @@ impl<S: Sink> Publisher<S> {
             if let Some(verdict) = self.quarantine.verdict(id) {
                 return Decision::GiveUp(verdict.clone());
             }
-            if self.parking.is_any() && self.parking.must_park(&id.row, &event.place, record) {
+            let by_topic = || !self.sink.refuses_each() && self.parking.is_refusing(record.topic);
+            if self.parking.is_any()
+                && (self.parking.must_park(&id.row, &event.place, record) || by_topic())
+            {
                 return Decision::Park;
             }
             let retry = self.setup.delivery.retry.within(known.max_attempts);
@@ -713,7 +721,8 @@ impl<S: Sink> Publisher<S> {
                     is_isolated,
                     ..
                 } = pending;
-                event.parks.take_if(|_| !is_isolated);
+                let may_be_refused = is_isolated || self.sink.refuses_each();
+                event.parks.take_if(|_| !may_be_refused);
                 self.enqueued(
                     bytes,
                     InFlight {
@@ -823,7 +832,7 @@ impl<S: Sink> Publisher<S> {
                     self.counts.acked += 1;
                 }
                 Delivery::Refused(ticket, error) => {
-                    if let Err(error) = self.refused_isolated(*ticket, error.clone()) {
+                    if let Err(error) = self.refused(*ticket, error.clone()) {
                         failure.get_or_insert(error);
                     }
                 }
@@ -981,22 +990,66 @@ impl<S: Sink> Publisher<S> {
         }
     }
 
-    /// The isolated event is refused, and given up.
+    /// This record is refused, and the sink goes on: it was isolated, or the sink refuses each for
+    /// itself. The event is tried again, or given up; those of its key behind it are parked with
+    /// it, or sent.
     #[cold]
-    fn refused_isolated(&mut self, ticket: Ticket, error: Error) -> Result<()> {
-        let known = self.ledger.event_mut(ticket);
-        let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some()))
-        else {
+    fn refused(&mut self, ticket: Ticket, error: Error) -> Result<()> {
+        let known = self.ledger.event(ticket).and_then(Option::as_deref);
+        let wait = self.setup.wait_of_refused(known, &error);
+        if let Some(wait) = wait.filter(|_| self.sink.refuses_each()) {
+            self.counts.attempt_failed(error.kind().class());
+            tracing::warn!(event = "record_refused", slot = %self.setup.slot,
+                attempts = error.attempts, retry_in_ms = millis(wait), %error,
+                "the bus refuses a record, which is tried again; others go on");
+            self.sink.retry(ticket, wait);
+            return Ok(());
+        }
+        let Some(at) = self.ledger.whereabouts(ticket) else {
             return Ok(());
         };
-        let mut event = *event;
-        let (Some(id), Some(record)) = (&event.id, event.isolated.take()) else {
-            return Err(error.of_event(event.place.commit_lsn, event.place.index));
-        };
-        self.quarantine.refused_isolated(id, &record, &error);
-        let error = error.of_row(Shown::of(id.row.id()));
+        let of_event = |error: Error| error.of_event(at.commit_lsn, at.index);
+        let known = self.ledger.event_mut(ticket).and_then(Option::take);
+        let mut event = *known.unwrap_or_default();
         event.ticket = Some(ticket);
-        self.give_up(event, record, &Verdict::of(error))
+        let isolated = event.isolated.take();
+        let mut withdrawn = self.sink.withdraw(ticket).into_iter();
+        let first = || Some(Arc::unwrap_or_clone(withdrawn.next()?.1));
+        let (Some(id), Some(record)) = (&event.id, isolated.clone().or_else(first)) else {
+            return Err(of_event(error));
+        };
+        if let Some(record) = &isolated {
+            self.quarantine.refused_isolated(id, record, &error);
+        }
+        let row = Shown::of(id.row.id());
+        if event.instead.is_some() {
+            self.refused_at_once(Pending::new(record, event, row), error)?;
+        } else {
+            self.give_up(event, record, &Verdict::of(error.of_row(row)))?;
+        }
+        withdrawn.try_for_each(|(ticket, record)| self.go_on(ticket, &record))
+    }
+
+    /// A record that was behind a refused one of its key is parked, too, or sent.
+    fn go_on(&mut self, ticket: Ticket, record: &OwnedRecord) -> Result<()> {
+        let blocked = |event: &mut Box<InFlight>, parking: &ParkedIndex| {
+            let parks = event.parks.as_ref()?;
+            parking
+                .is_blocked(parks.row.outbox, record.key.as_deref(), &parks.place)
+                .then(|| event.parks.take())?
+        };
+        let event = self.ledger.event_mut(ticket).and_then(Option::as_mut);
+        if let Some(event) = event
+            && let Some(parked) = blocked(event, &self.parking)
+        {
+            let event = InFlight {
+                ticket: Some(ticket),
+                ..event.without_record()
+            };
+            return record.with_record(|record| self.park(*parked, &event, record, None, None));
+        }
+        let sent = record.with_record(|record| self.sink.enqueue(record, ticket));
+        sent.map_err(|_| Error::new(Kind::Bug, "the sink does not take a record that it had"))
     }
 
     /// Gives an event up as the configuration says; `record` is what it comes to, with an empty
@@ -1016,13 +1069,11 @@ impl<S: Sink> Publisher<S> {
         let Some(id) = event.id.take() else {
             return Err(of_trace(error.clone(), trace_id));
         };
-        let failure = Failure {
-            class: error.kind().class(),
-            cause: error.cause().to_owned(),
-            attempts: error.attempts,
-        };
-        if let Some(parked) = event.parks.take() {
+        let failure = Failure::of(error);
+        if let Some(mut parked) = event.parks.take() {
             self.quarantine.forget(&id);
+            let is_retried = error.kind().disposition() == Disposition::RetryThenGiveUp;
+            parked.retry_in_ms = error.retry_after.filter(|_| is_retried).map(millis);
             let why = Some(Failure {
                 attempts: 1,
                 ..failure
@@ -1132,7 +1183,8 @@ impl<S: Sink> Publisher<S> {
                 .retry
                 .within(event.max_attempts)
                 .wait(why.attempts, fastrand::f64());
-            parked.retry_in_ms = wait.map(millis);
+            let asked_ms = parked.retry_in_ms.unwrap_or_default();
+            parked.retry_in_ms = wait.map(|wait| millis(wait).max(asked_ms));
         }
         let is_parked = self.parking.park(waiting_as(&parked));
         is_parked.map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;

@@ -82,12 +82,9 @@ impl ParkedIndex {
         self.entries(row).is_some() || self.entries(&by_id()).is_some()
     }
 
-    /// Whether this event has to be parked: it is already, another of its aggregate is, or its
-    /// topic takes no records.
+    /// Whether this event has to be parked: it is already, or another of its aggregate is.
     pub(crate) fn must_park(&self, row: &RowId, place: &Place, record: &Record<'_>) -> bool {
-        self.holds(row, place)
-            || self.is_blocked(row.outbox, record.key, place)
-            || self.is_refusing(record.topic)
+        self.holds(row, place) || self.is_blocked(row.outbox, record.key, place)
     }
 
     /// Whether the event of this row and place is parked.

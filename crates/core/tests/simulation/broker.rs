@@ -1,16 +1,21 @@
-//! A model of one topic of three partitions, and of a gapless producer on it.
+//! A model of one topic of three partitions, and of two producers on it: a gapless one, and one of
+//! a bus that refuses each record for itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use walrelay_core::error::{Error, Kind};
+use walrelay_core::lanes::{Attempt, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
-use walrelay_core::route::Record;
+use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
 const PARTITIONS: usize = 3;
 /// Records one producer's queue holds.
 const QUEUE: usize = 5;
+/// Records that may be on their way to a bus that refuses each.
+const SENT: usize = 3;
 
 /// One event as it stands in the log: aggregate and version.
 pub(super) type Logged = (u8, u64);
@@ -24,10 +29,55 @@ pub(super) struct Broker {
     pub(super) down: bool,
     /// Times the queue was full.
     pub(super) full: u64,
+    /// Records that were refused for themselves.
+    pub(super) refused: u64,
     /// What the producer is told next.
     pub(super) told: Vec<Delivery>,
     /// How much of each log is committed, where producers have transactions.
     committed: Option<[usize; PARTITIONS]>,
+    /// Where the bus refuses each record for itself.
+    lanes: Option<LaneBus>,
+}
+
+#[derive(Debug)]
+struct LaneBus {
+    lanes: Lanes,
+    on_their_way: Vec<Attempt>,
+    now: Instant,
+}
+
+impl LaneBus {
+    fn new(now: Instant) -> LaneBus {
+        LaneBus {
+            lanes: Lanes::new(SENT, QUEUE),
+            on_their_way: Vec::new(),
+            now,
+        }
+    }
+
+    /// One of the records that are on their way.
+    fn take_one(&mut self, random: &mut fastrand::Rng) -> Option<Attempt> {
+        while let Some(attempt) = self.lanes.next(self.now) {
+            self.on_their_way.push(attempt);
+        }
+        let count = self.on_their_way.len();
+        (count > 0).then(|| self.on_their_way.swap_remove(random.usize(..count)))
+    }
+
+    fn ended(&mut self, attempt: &Attempt, outcome: Outcome) -> Option<Delivery> {
+        self.lanes.ended(attempt.id, outcome, self.now);
+        let mut told = Vec::new();
+        self.lanes.take_deliveries(&mut told);
+        told.pop()
+    }
+}
+
+fn logged(record: &Record<'_>) -> Logged {
+    let text = |bytes: Option<&[u8]>| std::str::from_utf8(bytes.unwrap()).unwrap().to_owned();
+    (
+        text(record.key).parse().unwrap(),
+        text(record.value).parse().unwrap(),
+    )
 }
 
 pub(super) type Shared = Arc<Mutex<Broker>>;
@@ -39,6 +89,25 @@ impl Broker {
             committed: Some([0; PARTITIONS]),
             ..Broker::default()
         }
+    }
+
+    /// With a bus that refuses each record for itself.
+    pub(super) fn with_lanes() -> Broker {
+        Broker {
+            lanes: Some(LaneBus::new(Instant::now())),
+            ..Broker::default()
+        }
+    }
+
+    pub(super) fn passes(&mut self, time: Duration) {
+        if let Some(bus) = &mut self.lanes {
+            bus.now += time;
+        }
+    }
+
+    fn append(&mut self, attempt: &Attempt) {
+        let logged = attempt.record.with_record(logged);
+        self.log[usize::from(logged.0) % PARTITIONS].push(logged);
     }
 
     pub(super) fn is_transactional(&self) -> bool {
@@ -85,6 +154,12 @@ impl Broker {
         if self.down {
             return None;
         }
+        if let Some(bus) = &mut self.lanes {
+            let attempt = bus.take_one(random)?;
+            let told = bus.ended(&attempt, Outcome::Acked);
+            self.append(&attempt);
+            return told;
+        }
         let (ticket, logged) = self.queues[partition].pop_front()?;
         self.log[partition].push(logged);
         Some(Delivery::Acked(ticket))
@@ -93,6 +168,9 @@ impl Broker {
     /// The oldest record of a partition fails, and with it the producer: nobody can tell whether it
     /// is in the log.
     pub(super) fn fail_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
+        if self.lanes.is_some() {
+            return self.refuse_one(random);
+        }
         let partition = random.usize(0..PARTITIONS);
         let (ticket, logged) = self.queues[partition].pop_front()?;
         if random.bool() {
@@ -107,6 +185,33 @@ impl Broker {
         ))
     }
 
+    /// The bus refuses a record, for now or for good, or nobody knows what became of it.
+    fn refuse_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
+        let bus = self.lanes.as_mut()?;
+        if random.u8(0..4) == 0 {
+            bus.lanes.all_unknown();
+            for attempt in std::mem::take(&mut bus.on_their_way) {
+                if random.bool() {
+                    self.append(&attempt);
+                }
+            }
+            return None;
+        }
+        let attempt = bus.take_one(random)?;
+        if random.u8(0..4) == 0 {
+            let told = bus.ended(&attempt, Outcome::Unknown);
+            if random.bool() {
+                self.append(&attempt);
+            }
+            return told;
+        }
+        let kind = random.choice([Kind::Record, Kind::TopicRefused, Kind::BusUnreachable])?;
+        self.refused += 1;
+        let after = random.bool().then_some(Duration::from_secs(2));
+        let error = Error::new(kind, "the model refuses it");
+        bus.ended(&attempt, Outcome::Refused { error, after })
+    }
+
     /// The producer is gone: what was on the wire may still land, in order.
     pub(super) fn producer_gone(&mut self, random: &mut fastrand::Rng) {
         for (queue, log) in self.queues.iter_mut().zip(&mut self.log) {
@@ -118,10 +223,16 @@ impl Broker {
             log.extend(queue.drain(..).take(landed).map(|(_, logged)| logged));
         }
         self.abort();
+        if let Some(bus) = &mut self.lanes {
+            let gone = std::mem::replace(bus, LaneBus::new(bus.now));
+            let landed = gone.on_their_way.iter().filter(|_| random.bool());
+            landed.for_each(|attempt| self.append(attempt));
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.queues.iter().all(VecDeque::is_empty)
+            && self.lanes.as_ref().is_none_or(|bus| bus.lanes.is_empty())
     }
 }
 
@@ -132,17 +243,33 @@ pub(super) struct Producer(pub Shared);
 impl Sink for Producer {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let mut broker = self.0.lock().unwrap();
-        let text = |bytes: Option<&[u8]>| std::str::from_utf8(bytes.unwrap()).unwrap().to_owned();
-        let logged: Logged = (
-            text(record.key).parse().unwrap(),
-            text(record.value).parse().unwrap(),
-        );
+        if let Some(bus) = &mut broker.lanes {
+            let taken = bus.lanes.enqueue(record, ticket);
+            broker.full += u64::from(taken.is_err());
+            return taken;
+        }
+        let logged = logged(record);
         if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;
             return Err(EnqueueError::Full);
         }
         broker.queues[usize::from(logged.0) % PARTITIONS].push_back((ticket, logged));
         Ok(())
+    }
+
+    fn refuses_each(&self) -> bool {
+        self.0.lock().unwrap().lanes.is_some()
+    }
+
+    fn retry(&mut self, refused: Ticket, wait: Duration) {
+        let mut broker = self.0.lock().unwrap();
+        let bus = broker.lanes.as_mut().unwrap();
+        bus.lanes.retry(refused, bus.now + wait);
+    }
+
+    fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
+        let mut broker = self.0.lock().unwrap();
+        broker.lanes.as_mut().unwrap().lanes.withdraw(refused)
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {

@@ -17,6 +17,7 @@ mod pgoutput;
 mod server;
 mod world;
 
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 
 use world::{Faults, World};
@@ -42,6 +43,8 @@ fn explore_from(name: &str, begin: impl Fn(u64) -> World, check: impl Fn(&World)
     };
     for seed in seeds {
         let run = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            // Waits are shortened at random.
+            fastrand::seed(seed);
             let mut world = begin(seed);
             for _ in 0..STEPS {
                 world.step();
@@ -96,6 +99,30 @@ fn committed_together_every_event_is_seen_once_whatever_fails() {
         |seed| World::exactly_once(seed, Faults::ALL),
         check,
     );
+}
+
+#[test]
+fn lanes_keep_the_order_of_each_key_whatever_is_refused() {
+    let begin = |seed| World::on_lanes(seed, Faults::ALL);
+    let reached = Cell::new(world::Reached::default());
+    explore_from("lanes", begin, |world| {
+        let mut sum = reached.get();
+        sum.add(world);
+        reached.set(sum);
+    });
+    let reached = reached.into_inner();
+    assert!(
+        reached.all_of_lanes(),
+        "a path was not reached: {reached:?}"
+    );
+}
+
+#[test]
+fn lanes_without_faults_deliver_every_event_once() {
+    let begin = |seed| World::on_lanes(seed, Faults::NONE);
+    explore_from("lanes", begin, |world| {
+        assert_eq!(world.duplicates(), 0, "duplicates without a fault")
+    });
 }
 
 #[test]

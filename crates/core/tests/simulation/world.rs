@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use walrelay_core::config::{
-    DeliveryConfig, EventSource, Guarantee, OutboxConfig, TransactionConfig,
+    DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, TransactionConfig,
 };
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
@@ -70,6 +70,9 @@ pub(super) struct Reached {
     slot_went_back: u64,
     failed_delivery: u64,
     shared_id: u64,
+    /// On a bus that refuses each record for itself.
+    refused: u64,
+    dead_letters: u64,
 }
 
 impl Reached {
@@ -78,6 +81,8 @@ impl Reached {
         self.resumed_inside_a_transaction += other.resumed_inside_a_transaction;
         self.restarted_inside_a_transaction += other.restarted_inside_a_transaction;
         self.queue_full += world.broker.lock().unwrap().full;
+        self.refused += world.broker.lock().unwrap().refused;
+        self.dead_letters += other.dead_letters;
         self.slot_went_back += other.slot_went_back;
         self.failed_delivery += other.failed_delivery;
         let shared = |transaction: &&Transaction| {
@@ -87,6 +92,10 @@ impl Reached {
                 .any(|(_, version)| is_id_shared(*version))
         };
         self.shared_id += world.server.log.iter().filter(shared).count() as u64;
+    }
+
+    pub(super) fn all_of_lanes(&self) -> bool {
+        self.refused > 0 && self.dead_letters > 0 && self.queue_full > 0
     }
 
     pub(super) fn all(&self) -> bool {
@@ -124,6 +133,14 @@ impl World {
         }
     }
 
+    /// The same on a bus that refuses each record for itself.
+    pub(super) fn on_lanes(seed: u64, faults: Faults) -> Self {
+        World {
+            broker: Arc::new(Mutex::new(Broker::with_lanes())),
+            ..World::new(seed, faults)
+        }
+    }
+
     fn is_transactional(&self) -> bool {
         self.broker.lock().unwrap().is_transactional()
     }
@@ -146,7 +163,8 @@ impl World {
 
     /// One thing happens.
     pub(super) fn step(&mut self) {
-        self.now += Duration::from_millis(self.random.u64(0..200));
+        let time = Duration::from_millis(self.random.u64(0..200));
+        self.passes(time);
         match self.random.u32(0..100) {
             0..12 => self.server.write(&mut self.random),
             12..16 => self.server.write_elsewhere(&mut self.random),
@@ -172,11 +190,16 @@ impl World {
         self.check_promises();
     }
 
+    fn passes(&mut self, time: Duration) {
+        self.now += time;
+        self.broker.lock().unwrap().passes(time);
+    }
+
     /// Faults stop, and everything that was written has to arrive and be confirmed.
     pub(super) fn settle(&mut self) {
         self.broker.lock().unwrap().down = false;
         for _ in 0..2_000 {
-            self.now += Duration::from_secs(6);
+            self.passes(Duration::from_secs(6));
             self.receive();
             self.ack();
             self.store();
@@ -268,7 +291,10 @@ impl World {
         let told = pin!(pipeline.publisher.receive_deliveries())
             .poll(&mut Context::from_waker(Waker::noop()));
         assert!(told.is_ready());
-        if pipeline.publisher.delivered().is_err() {
+        let before = pipeline.publisher.counts.dead_lettered;
+        let delivered = pipeline.publisher.delivered();
+        self.reached.dead_letters += pipeline.publisher.counts.dead_lettered - before;
+        if delivered.is_err() {
             if is_transactional {
                 self.kill();
                 return;
@@ -418,6 +444,11 @@ fn setup() -> Setup {
             bytes: 1 << 20,
             each: 0,
         },
-        delivery: DeliveryConfig::default(),
+        // What a gapless producer fails is no refusal of a record.
+        delivery: DeliveryConfig {
+            on_error: OnError::DeadLetter,
+            dead_letter_topic: "dead".to_owned(),
+            ..DeliveryConfig::default()
+        },
     }
 }

@@ -1,0 +1,596 @@
+//! Lanes keep the order of each key on a bus that keeps none: at most one record of a key is on its
+//! way, and many keys are.
+//!
+//! No I/O: [`Lanes::next`] gives the next record to send, [`Lanes::ended`] takes its outcome, and
+//! time is an argument. A lane is the queue of one key. Records without a key have a lane each.
+//!
+//! 1. [`Lanes::enqueue`] puts a record at the end of its lane.
+//! 2. The first record of a lane is sent. The others wait for its ack.
+//! 3. A record of which nobody knows whether the bus has it is sent again before any later record
+//!    of its key.
+//! 4. A refused record holds its lane until the relay has decided: [`Lanes::retry`] sends it again,
+//!    [`Lanes::withdraw`] takes back the whole lane. Other lanes go on.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Disposition, Error};
+use crate::ledger::Ticket;
+use crate::route::{OwnedRecord, Record};
+use crate::sink::{Delivery, EnqueueError};
+
+/// The wait before a record is sent again that the bus cannot take now: doubled with each attempt.
+const WAIT: Duration = Duration::from_millis(500);
+/// The longest such wait.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How one attempt to send a record ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The bus has the record.
+    Acked,
+    /// The bus does not have it, and says why. `after` is the wait that the bus asks for.
+    ///
+    /// An error that is retried without a limit is not reported: the record waits in its lane.
+    Refused {
+        /// Why.
+        error: Error,
+        /// How long the bus wants the next attempt to wait.
+        after: Option<Duration>,
+    },
+    /// The bus may have it, or not: the connection was lost, or no answer came.
+    Unknown,
+}
+
+/// A record to send.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// Identifies the attempt.
+    pub id: AttemptId,
+    /// The record.
+    pub record: Arc<OwnedRecord>,
+}
+
+/// Identifies an attempt: no two have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AttemptId {
+    lane: LaneId,
+    number: u64,
+}
+
+type LaneId = u64;
+
+#[derive(Debug)]
+struct Queued {
+    ticket: Ticket,
+    record: Arc<OwnedRecord>,
+    /// The attempts that the bus refused.
+    refused: u32,
+    /// The attempts that the bus could not take, which no limit counts.
+    delayed: u32,
+}
+
+/// What happens to the first record of a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It is among those to send.
+    Ready,
+    /// It is on its way, by the attempt of this number.
+    Sent(u64),
+    /// It is sent again at this time.
+    Waiting(Instant),
+    /// It was refused, and the relay decides.
+    Held,
+}
+
+#[derive(Debug)]
+struct Lane {
+    /// Never empty.
+    queue: VecDeque<Queued>,
+    state: State,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Lanes {
+    sent_max: usize,
+    lanes: HashMap<LaneId, Lane>,
+    /// The lanes of records with a key.
+    by_key: HashMap<Vec<u8>, LaneId>,
+    ready: VecDeque<LaneId>,
+    waiting: BTreeSet<(Instant, LaneId)>,
+    /// The lanes that are held, by the ticket of the refused record.
+    held: HashMap<Ticket, LaneId>,
+    sent: usize,
+    queued: usize,
+    queued_max: usize,
+    next_lane: LaneId,
+    next_attempt: u64,
+    deliveries: Vec<Delivery>,
+}
+
+impl Lanes {
+    /// At most `sent_max` records are on their way, and `queued_max` with those that wait. The
+    /// caller bounds the bytes.
+    pub fn new(sent_max: usize, queued_max: usize) -> Lanes {
+        Lanes {
+            sent_max,
+            lanes: HashMap::new(),
+            by_key: HashMap::new(),
+            ready: VecDeque::new(),
+            waiting: BTreeSet::new(),
+            held: HashMap::new(),
+            sent: 0,
+            queued: 0,
+            queued_max,
+            next_lane: 0,
+            next_attempt: 0,
+            deliveries: Vec::new(),
+        }
+    }
+
+    /// Copies a record to the end of its lane.
+    ///
+    /// # Errors
+    /// [`EnqueueError::Full`], and the record was not taken.
+    pub fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        if self.queued >= self.queued_max {
+            return Err(EnqueueError::Full);
+        }
+        let queued = Queued {
+            ticket,
+            record: Arc::new(OwnedRecord::of(record)),
+            refused: 0,
+            delayed: 0,
+        };
+        self.queued += 1;
+        let known = record.key.and_then(|key| self.by_key.get(key).copied());
+        if let Some(lane) = known.and_then(|id| self.lanes.get_mut(&id)) {
+            lane.queue.push_back(queued);
+            return Ok(());
+        }
+        let id = self.next_lane;
+        self.next_lane += 1;
+        if let Some(key) = record.key {
+            self.by_key.insert(key.to_vec(), id);
+        }
+        let lane = Lane {
+            queue: VecDeque::from([queued]),
+            state: State::Ready,
+        };
+        self.lanes.insert(id, lane);
+        self.ready.push_back(id);
+        Ok(())
+    }
+
+    /// The next record to send, if one may be sent at `now`.
+    pub fn next(&mut self, now: Instant) -> Option<Attempt> {
+        while let Some((at, id)) = self.waiting.first().copied().filter(|(at, _)| *at <= now) {
+            self.waiting.remove(&(at, id));
+            self.make_ready(id);
+        }
+        if self.sent >= self.sent_max {
+            return None;
+        }
+        let id = self.ready.pop_front()?;
+        let lane = self.lanes.get_mut(&id)?;
+        let record = Arc::clone(&lane.queue.front()?.record);
+        let number = self.next_attempt;
+        self.next_attempt += 1;
+        lane.state = State::Sent(number);
+        self.sent += 1;
+        Some(Attempt {
+            id: AttemptId { lane: id, number },
+            record,
+        })
+    }
+
+    /// When to ask [`Lanes::next`] again, if time alone changes its answer.
+    pub fn wake_at(&self) -> Option<Instant> {
+        let has_room = self.sent < self.sent_max;
+        self.waiting.first().map(|(at, _)| *at).filter(|_| has_room)
+    }
+
+    /// An attempt ended. The outcome of an attempt that no longer counts changes nothing.
+    pub fn ended(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) {
+        let id = attempt.lane;
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        if lane.state != State::Sent(attempt.number) {
+            return;
+        }
+        self.sent -= 1;
+        match outcome {
+            Outcome::Acked => self.acked(id),
+            Outcome::Unknown => self.make_ready(id),
+            Outcome::Refused { mut error, after } => {
+                let Some(first) = lane.queue.front_mut() else {
+                    return;
+                };
+                if error.kind().disposition() == Disposition::Retry {
+                    let doubled = WAIT.saturating_mul(1 << first.delayed.min(10));
+                    first.delayed += 1;
+                    self.wait(id, now + after.unwrap_or(doubled.min(WAIT_MAX)));
+                    return;
+                }
+                first.refused += 1;
+                error.attempts = first.refused;
+                error.retry_after = after;
+                lane.state = State::Held;
+                self.held.insert(first.ticket, id);
+                self.deliveries.push(Delivery::Refused(first.ticket, error));
+            }
+        }
+    }
+
+    /// All connections are lost: each record on its way is sent again, and earlier attempts no
+    /// longer count.
+    pub fn all_unknown(&mut self) {
+        let sent = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| matches!(lane.state, State::Sent(_)));
+        let mut sent: Vec<LaneId> = sent.map(|(id, _)| *id).collect();
+        sent.sort_unstable();
+        self.sent = 0;
+        sent.into_iter().for_each(|id| self.make_ready(id));
+    }
+
+    /// Sends a refused record again at `at`. The lane stays closed until then.
+    pub fn retry(&mut self, refused: Ticket, at: Instant) {
+        if let Some(id) = self.held.remove(&refused) {
+            self.wait(id, at);
+        }
+    }
+
+    /// Takes back a refused record, and those of its key behind it, in their order. The key has no
+    /// record here any more.
+    pub fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
+        let held = self.held.remove(&refused);
+        let Some(lane) = held.and_then(|id| self.lanes.remove(&id)) else {
+            return Vec::new();
+        };
+        self.queued -= lane.queue.len();
+        let records = lane.queue.into_iter();
+        let records: Vec<_> = records
+            .map(|queued| (queued.ticket, queued.record))
+            .collect();
+        if let Some((_, record)) = records.first() {
+            self.forget_key(record);
+        }
+        records
+    }
+
+    /// Appends what is to be reported.
+    pub fn take_deliveries(&mut self, into: &mut Vec<Delivery>) {
+        into.append(&mut self.deliveries);
+    }
+
+    /// Whether [`Lanes::take_deliveries`] has anything to give.
+    pub fn has_deliveries(&self) -> bool {
+        !self.deliveries.is_empty()
+    }
+
+    /// The records that are not acked.
+    pub fn len(&self) -> usize {
+        self.queued
+    }
+
+    /// Whether all records are acked.
+    pub fn is_empty(&self) -> bool {
+        self.queued == 0
+    }
+
+    fn make_ready(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.state = State::Ready;
+            self.ready.push_back(id);
+        }
+    }
+
+    fn wait(&mut self, id: LaneId, at: Instant) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.state = State::Waiting(at);
+            self.waiting.insert((at, id));
+        }
+    }
+
+    fn acked(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        let Some(acked) = lane.queue.pop_front() else {
+            return;
+        };
+        self.queued -= 1;
+        self.deliveries.push(Delivery::Acked(acked.ticket));
+        if lane.queue.is_empty() {
+            self.lanes.remove(&id);
+            self.forget_key(&acked.record);
+        } else {
+            self.make_ready(id);
+        }
+    }
+
+    /// The lane of this record's key is gone.
+    fn forget_key(&mut self, record: &OwnedRecord) {
+        if let Some(key) = &record.key {
+            self.by_key.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::error::Kind;
+
+    fn record<'a>(key: Option<&'a [u8]>) -> Record<'a> {
+        Record {
+            topic: "t",
+            key,
+            value: None,
+            headers: &[],
+            partition: None,
+            timestamp_ms: None,
+        }
+    }
+
+    fn refused(kind: Kind) -> Outcome {
+        Outcome::Refused {
+            error: Error::new(kind, "no"),
+            after: None,
+        }
+    }
+
+    fn deliveries(lanes: &mut Lanes) -> Vec<Delivery> {
+        let mut told = Vec::new();
+        lanes.take_deliveries(&mut told);
+        told
+    }
+
+    #[test]
+    fn a_record_that_waits_holds_its_key_and_no_other() {
+        let now = Instant::now();
+        let mut lanes = Lanes::new(8, 8);
+        for (ticket, key) in [b"a", b"a", b"b"].iter().enumerate() {
+            let ticket = Ticket(ticket as u64);
+            lanes.enqueue(&record(Some(*key)), ticket).unwrap();
+        }
+        let a = lanes.next(now).unwrap();
+        let b = lanes.next(now).unwrap();
+        assert!(lanes.next(now).is_none(), "the second one of a is not sent");
+        lanes.ended(a.id, refused(Kind::BusUnreachable), now);
+        lanes.ended(b.id, Outcome::Acked, now);
+        assert!(matches!(
+            deliveries(&mut lanes)[..],
+            [Delivery::Acked(Ticket(2))]
+        ));
+        assert!(lanes.next(now).is_none());
+        assert_eq!(lanes.wake_at(), Some(now + WAIT));
+        let again = lanes.next(now + WAIT).unwrap();
+        // An answer to the first attempt comes too late to count.
+        lanes.ended(a.id, Outcome::Acked, now);
+        assert!(!lanes.has_deliveries());
+        lanes.ended(again.id, Outcome::Acked, now);
+        assert!(matches!(
+            deliveries(&mut lanes)[..],
+            [Delivery::Acked(Ticket(0))]
+        ));
+        assert!(lanes.next(now).is_some());
+    }
+
+    #[test]
+    fn the_relay_decides_about_a_refused_record() {
+        let now = Instant::now();
+        let mut lanes = Lanes::new(8, 8);
+        for ticket in 0..3 {
+            lanes.enqueue(&record(Some(b"a")), Ticket(ticket)).unwrap();
+        }
+        for attempts in 1..3 {
+            let sent = lanes.next(now).unwrap();
+            lanes.ended(sent.id, refused(Kind::TopicRefused), now);
+            let told = deliveries(&mut lanes);
+            let [Delivery::Refused(Ticket(0), error)] = &told[..] else {
+                panic!("{told:?}")
+            };
+            assert_eq!(error.attempts, attempts);
+            assert!(lanes.next(now).is_none());
+            if attempts == 1 {
+                lanes.retry(Ticket(0), now);
+            }
+        }
+        let withdrawn = lanes.withdraw(Ticket(0));
+        let tickets: Vec<u64> = withdrawn.iter().map(|(ticket, _)| ticket.0).collect();
+        assert_eq!(tickets, [0, 1, 2]);
+        assert!(lanes.is_empty());
+        lanes.enqueue(&record(Some(b"a")), Ticket(1)).unwrap();
+        assert!(lanes.next(now).is_some(), "the key is free again");
+    }
+
+    /// Steps of the bus and of the relay.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Enqueue(u8),
+        Send,
+        End(u8, u8),
+        Lost,
+        Later,
+        Decide(bool),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            6 => (0..5_u8).prop_map(Step::Enqueue),
+            6 => Just(Step::Send),
+            6 => (any::<u8>(), 0..8_u8).prop_map(|(which, how)| Step::End(which, how)),
+            1 => Just(Step::Lost),
+            2 => Just(Step::Later),
+            3 => any::<bool>().prop_map(Step::Decide),
+        ];
+        proptest::collection::vec(step, 0..200)
+    }
+
+    /// What the bus and the relay know.
+    struct Model {
+        lanes: Lanes,
+        now: Instant,
+        key_of: Vec<Option<u8>>,
+        on_their_way: Vec<Attempt>,
+        /// Attempts whose outcome is no longer awaited.
+        stale: Vec<AttemptId>,
+        log: Vec<u64>,
+        refused: Vec<u64>,
+        ended: Vec<u64>,
+    }
+
+    impl Model {
+        fn ticket(attempt: &Attempt) -> u64 {
+            let value = attempt.record.value.as_deref().unwrap();
+            u64::from_be_bytes(value.try_into().unwrap())
+        }
+
+        fn take(&mut self, step: Step) {
+            match step {
+                // Key 0 is no key.
+                Step::Enqueue(key) => {
+                    let ticket = self.key_of.len() as u64;
+                    let bytes = [key];
+                    let value = ticket.to_be_bytes();
+                    let record = Record {
+                        value: Some(&value),
+                        ..record((key > 0).then_some(&bytes[..]))
+                    };
+                    if self.lanes.enqueue(&record, Ticket(ticket)).is_ok() {
+                        self.key_of.push((key > 0).then_some(key));
+                    }
+                }
+                Step::Send => {
+                    let next = self.lanes.next(self.now);
+                    self.on_their_way.extend(next);
+                }
+                Step::End(which, how) => self.end(usize::from(which), how),
+                Step::Lost => {
+                    let lost = self.on_their_way.drain(..);
+                    self.stale.extend(lost.map(|attempt| attempt.id));
+                    self.lanes.all_unknown();
+                }
+                Step::Later => self.now += Duration::from_secs(40),
+                Step::Decide(retries) => self.decide(retries),
+            }
+            self.report();
+        }
+
+        fn end(&mut self, which: usize, how: u8) {
+            let Some(at) = which.checked_rem(self.on_their_way.len()) else {
+                return;
+            };
+            if let Some(stale) = self.stale.pop() {
+                self.lanes.ended(stale, Outcome::Acked, self.now);
+                assert!(!self.lanes.has_deliveries(), "a stale ack counts");
+            }
+            let attempt = self.on_their_way.swap_remove(at);
+            let outcome = match how {
+                0 => refused(Kind::BusUnreachable),
+                1 => refused(Kind::TopicRefused),
+                2 => refused(Kind::Record),
+                3 => Outcome::Unknown,
+                _ => Outcome::Acked,
+            };
+            // Of an unknown record half are there.
+            if how > 3 || (how == 3 && which > 127) {
+                self.log.push(Model::ticket(&attempt));
+            }
+            self.lanes.ended(attempt.id, outcome, self.now);
+        }
+
+        fn decide(&mut self, retries: bool) {
+            let Some(ticket) = self.refused.pop() else {
+                return;
+            };
+            if retries {
+                self.lanes.retry(Ticket(ticket), self.now);
+                return;
+            }
+            let withdrawn = self.lanes.withdraw(Ticket(ticket));
+            assert_eq!(withdrawn[0].0, Ticket(ticket));
+            self.ended.push(ticket);
+            for (ticket, record) in &withdrawn[1..] {
+                record
+                    .with_record(|record| self.lanes.enqueue(record, *ticket))
+                    .expect("there is room for what was withdrawn");
+            }
+        }
+
+        fn report(&mut self) {
+            for delivery in deliveries(&mut self.lanes) {
+                match delivery {
+                    Delivery::Acked(ticket) => self.ended.push(ticket.0),
+                    Delivery::Refused(ticket, _) => self.refused.push(ticket.0),
+                    Delivery::Failed(..) => panic!("nothing fails"),
+                }
+            }
+            let mut keys: Vec<u8> = self
+                .on_their_way
+                .iter()
+                .filter_map(|attempt| self.key_of[Model::ticket(attempt) as usize])
+                .collect();
+            keys.sort_unstable();
+            assert!(keys.windows(2).all(|two| two[0] != two[1]), "two of a key");
+            assert!(self.on_their_way.len() <= 4 && self.lanes.len() <= 16);
+        }
+
+        /// Everything is sent and acked, and each record ended once.
+        fn finish(mut self) {
+            for _ in 0..10_000 {
+                if self.lanes.is_empty() {
+                    break;
+                }
+                self.take(Step::Later);
+                self.take(Step::Decide(true));
+                self.take(Step::Send);
+                self.take(Step::End(0, 7));
+            }
+            assert!(self.lanes.is_empty(), "{:?}", self.lanes);
+            assert!(self.lanes.by_key.is_empty() && self.lanes.held.is_empty());
+            assert_eq!(self.lanes.sent, 0);
+            self.ended.sort_unstable();
+            let all: Vec<u64> = (0..self.key_of.len() as u64).collect();
+            assert_eq!(self.ended, all);
+            // Without repetitions each key is in order.
+            let mut newest: HashMap<u8, u64> = HashMap::new();
+            for ticket in self.log {
+                if let Some(key) = self.key_of[ticket as usize] {
+                    let before = newest.entry(key).or_insert(ticket);
+                    assert!(
+                        *before <= ticket,
+                        "{ticket} of key {key} is behind {before}"
+                    );
+                    *before = ticket;
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_key_keeps_its_order_and_each_record_ends_once(steps in steps()) {
+            let mut model = Model {
+                lanes: Lanes::new(4, 16),
+                now: Instant::now(),
+                key_of: Vec::new(),
+                on_their_way: Vec::new(),
+                stale: Vec::new(),
+                log: Vec::new(),
+                refused: Vec::new(),
+                ended: Vec::new(),
+            };
+            steps.into_iter().for_each(|step| model.take(step));
+            model.finish();
+        }
+    }
+}
