@@ -10,13 +10,14 @@ use strum::VariantArray as _;
 use tokio::sync::watch;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Ticket;
-use walrelay_core::route::Record;
+use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
 use crate::config::{Config, SinkKind};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
+mod lanes;
 mod null;
 mod stdout;
 
@@ -230,6 +231,18 @@ impl Sink for AnySink {
 
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         on!(self, sink => sink.enqueue_apart(record, ticket))
+    }
+
+    fn refuses_each(&self) -> bool {
+        on!(self, sink => sink.refuses_each())
+    }
+
+    fn retry(&mut self, refused: Ticket, wait: Duration) {
+        on!(self, sink => sink.retry(refused, wait));
+    }
+
+    fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
+        on!(self, sink => sink.withdraw(refused))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {

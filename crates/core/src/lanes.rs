@@ -273,6 +273,12 @@ impl Lanes {
         !self.deliveries.is_empty()
     }
 
+    /// The oldest record that is not acked.
+    pub fn oldest(&self) -> Option<Ticket> {
+        let queued = self.lanes.values().flat_map(|lane| &lane.queue);
+        queued.map(|queued| queued.ticket).min()
+    }
+
     /// The records that are not acked.
     pub fn len(&self) -> usize {
         self.queued
