@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
     Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, OnLoss, PollConfig, Shutdown,
-    SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, how_to_set,
+    SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, WebhookConfig, how_to_set,
 };
 use super::otel::{self, OtelConfig, otel};
 use super::sink_kind::SinkKind;
@@ -34,6 +34,7 @@ pub struct Config {
     /// Where records go, and how many may be on their way.
     pub sink: SinkConfig,
     pub kafka: KafkaConfig,
+    pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
     pub(crate) http: Http,
@@ -48,6 +49,8 @@ impl Config {
     pub(crate) fn bus_address(&self) -> Option<&str> {
         match self.sink.kind {
             SinkKind::Kafka => Some(&self.kafka.brokers),
+            #[cfg(feature = "webhook")]
+            SinkKind::Webhook => Some(&self.webhook.url),
             SinkKind::Stdout | SinkKind::Null => None,
         }
     }
@@ -192,6 +195,7 @@ impl Settings {
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let Model {
             sink,
+            webhook,
             mut delivery,
             http,
             log,
@@ -211,6 +215,10 @@ impl Settings {
             outbox.route.topic_rule = sink.kind.bus().topics;
         }
         let source = errors.keep(self.source());
+        let address = sink.kind.bus().address;
+        if sink.kind.capabilities().delivers {
+            errors.keep(self.base.required(address, self.get(address)));
+        }
         let kafka = errors.or_default(self.kafka(&outboxes));
         let otel = errors.or_default(self.otel());
         let source = errors.result(source)?;
@@ -223,6 +231,7 @@ impl Settings {
             outboxes,
             sink,
             kafka,
+            webhook,
             delivery,
             state,
             http,
@@ -358,10 +367,6 @@ impl Settings {
                     how_to_set("kafka.brokers")
                 )));
             }
-        }
-        if self.base.model.sink.kind == SinkKind::Kafka {
-            self.base
-                .required("kafka.brokers", self.get("kafka.brokers"))?;
         }
         Ok(KafkaConfig {
             properties: self

@@ -21,6 +21,6 @@ pub use file::ConfigFile;
 pub(crate) use layers::{Config, SourceConfig};
 pub use layers::{Environment, Flags, Settings};
 pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
-pub use model::{KafkaConfig, SinkConfig, StreamConfig};
+pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
 pub(crate) use otel::OtelConfig;
 pub use sink_kind::{Bus, SinkKind};

@@ -37,6 +37,7 @@ pub(crate) struct Model {
     pub format: Format,
     pub sink: SinkConfig,
     pub kafka: KafkaConfig,
+    pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
     pub http: Http,
@@ -284,6 +285,42 @@ pub struct KafkaConfig {
     /// another one.
     #[serde(skip)]
     pub cluster_id: Option<String>,
+}
+
+/// The receiver of webhooks.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub struct WebhookConfig {
+    /// Where records are posted to. Required with that sink: no receiver can be guessed.
+    pub url: String,
+    /// The secrets that requests are signed with, one in each line. No default: the receiver has to
+    /// know them.
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
+    pub signing_secrets_file: Option<String>,
+    /// The value of the header `Authorization`. No default: not each receiver asks for one.
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
+    pub authorization_file: Option<String>,
+    /// The authorities that may have signed the receiver's certificate. No default: those of the
+    /// system.
+    #[serde(
+        deserialize_with = "text::optional",
+        serialize_with = "text::no_default"
+    )]
+    pub ca_file: Option<String>,
+    /// From the request to the head of the answer. Twenty seconds: as Standard Webhooks recommends.
+    #[default(Duration::from_secs(20))]
+    #[serde(with = "Lasting::<100, HOUR_MS>")]
+    pub timeout: Duration,
+    /// Requests at one time. 32: as many connections, which most receivers take.
+    #[default(32)]
+    #[serde(with = "Within::<Count, 1, 10_000>")]
+    pub max_in_flight: usize,
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
@@ -548,7 +585,7 @@ mod tests {
                 key.variable()
             );
         }
-        assert_eq!(seen.len(), 2 * 75);
+        assert_eq!(seen.len(), 2 * 81);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(
             FLAGS

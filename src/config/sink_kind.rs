@@ -56,7 +56,7 @@ impl Default for Bus {
 }
 
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident = $bus:expr, $capabilities:expr;)+) => {
+    ($($([$feature:literal])? $(#[$doc:meta])* $kind:ident = $bus:expr, $capabilities:expr;)+) => {
         /// The bus that records go to.
         #[derive(
             Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage,
@@ -65,21 +65,21 @@ macro_rules! kinds {
         #[serde(rename_all = "kebab-case")]
         #[strum(serialize_all = "kebab-case")]
         pub enum SinkKind {
-            $($(#[$doc])* $kind,)+
+            $($(#[cfg(feature = $feature)])? $(#[$doc])* $kind,)+
         }
 
         impl SinkKind {
             /// What the bus can do.
             pub const fn capabilities(self) -> Capabilities {
                 match self {
-                    $(SinkKind::$kind => $capabilities,)+
+                    $($(#[cfg(feature = $feature)])? SinkKind::$kind => $capabilities,)+
                 }
             }
 
             /// How texts name the bus.
             pub const fn bus(self) -> Bus {
                 match self {
-                    $(SinkKind::$kind => $bus,)+
+                    $($(#[cfg(feature = $feature)])? SinkKind::$kind => $bus,)+
                 }
             }
         }
@@ -119,6 +119,16 @@ kinds! {
                      and Describe on it",
         topics: TopicRule::DEFAULT,
     }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };
+    ["webhook"]
+    /// To one URL, a request for each record
+    Webhook = Bus {
+        name: "the receiver",
+        address: "webhook.url",
+        reach: "check that the receiver runs, and that webhook.url leads to it from here",
+        stalled: "see the receiver's log: it answers slowly, or not with 2xx",
+        create_topic: "let the receiver take requests for {topic}",
+        topics: TopicRule::DEFAULT,
+    }, Capabilities { delivers: true, ..LOCAL };
     /// To standard output, one JSON object per record
     Stdout = local("standard output"), LOCAL;
     /// Nowhere

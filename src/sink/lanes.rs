@@ -12,11 +12,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::config::{Config, SinkKind};
+use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
 use crate::sink::{BusHandle, BusSink, SinkHandle};
-use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
 use walrelay_core::route::{OwnedRecord, Record};
@@ -25,9 +25,11 @@ use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 /// The pause before the first probe of a bus that is away, doubled up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often it is logged that records wait.
+const DELAY_LOG: Duration = Duration::from_secs(10);
 
 /// A bus that takes one record at a time and answers for each.
-pub(crate) trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
+pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
     /// The row of the bus in `config::sink_kind`.
     const KIND: SinkKind;
 
@@ -50,7 +52,7 @@ pub(crate) trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
 
 /// What a bus says to one record.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// The bus has it.
     Acked,
     /// The bus refuses this record. `after` is the wait that the bus asks for.
@@ -64,20 +66,11 @@ pub(crate) enum Answer {
 
 /// Why a bus takes no records at all.
 #[derive(Debug)]
-pub(crate) enum Away {
+pub enum Away {
     /// Nobody answers, or the connection was lost.
     Unreachable(String),
     /// The bus answers and refuses this client: credentials, TLS.
     Unusable(Error),
-}
-
-impl From<Away> for Error {
-    fn from(away: Away) -> Error {
-        match away {
-            Away::Unreachable(cause) => Error::new(Kind::BusUnreachable, cause),
-            Away::Unusable(error) => error,
-        }
-    }
 }
 
 /// What a handle shares with its sink.
@@ -87,6 +80,15 @@ struct Life {
     is_given_up: AtomicBool,
     given_up: Notify,
     outstanding: AtomicUsize,
+}
+
+impl Life {
+    fn told(&self, away: &Away) {
+        match away {
+            Away::Unreachable(cause) => self.tracker.down(cause.clone()),
+            Away::Unusable(error) => self.tracker.refused(error.clone()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +115,7 @@ pub struct LaneSink<B> {
     running: JoinSet<Ended>,
     state: State,
     pause: Duration,
+    told_delay_at: Option<Instant>,
     life: Arc<Life>,
 }
 
@@ -132,6 +135,7 @@ impl<B: LaneBus> LaneSink<B> {
             running: JoinSet::new(),
             state: State::Paused(Instant::now()),
             pause: PAUSE,
+            told_delay_at: None,
             life: Arc::new(life),
         };
         sink.start();
@@ -176,12 +180,12 @@ impl<B: LaneBus> LaneSink<B> {
                 self.life.tracker.up();
                 self.state = State::Open;
             }
-            Ended::Probe(Err(away)) => self.away(away),
+            Ended::Probe(Err(away)) => self.away(&away),
             Ended::Attempt(id, Answer::Away(away)) => {
                 self.lanes.ended(id, Outcome::Unknown, now);
                 // Attempts that began before the bus was away say nothing new.
                 if self.state == State::Open {
-                    self.away(away);
+                    self.away(&away);
                 }
             }
             Ended::Attempt(id, Answer::Acked) => {
@@ -190,17 +194,26 @@ impl<B: LaneBus> LaneSink<B> {
             }
             Ended::Attempt(id, Answer::Refused { error, after }) => {
                 self.pause = PAUSE;
+                self.tell_delay(&error);
                 self.lanes.ended(id, Outcome::Refused { error, after }, now);
             }
         }
         self.count();
     }
 
-    fn away(&mut self, away: Away) {
-        match away {
-            Away::Unreachable(cause) => self.life.tracker.down(cause),
-            Away::Unusable(error) => self.life.tracker.refused(error),
+    /// A record that waits in its lane is reported to nobody.
+    fn tell_delay(&mut self, error: &Error) {
+        let now = Instant::now();
+        let is_told = self.told_delay_at.is_some_and(|at| now - at < DELAY_LOG);
+        if error.kind().disposition() == Disposition::Retry && !is_told {
+            self.told_delay_at = Some(now);
+            tracing::warn!(event = "record_delayed", %error,
+                "{} asks to wait with a record; others go on", B::KIND.bus().name);
         }
+    }
+
+    fn away(&mut self, away: &Away) {
+        self.life.told(away);
         self.state = State::Paused(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
@@ -304,13 +317,22 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
     }
 
     async fn missing(&self, _: &[&str], limit: Duration) -> Result<Vec<String>> {
-        match timeout(limit, self.bus.probe()).await {
-            Ok(Ok(())) => Ok(Vec::new()),
-            Ok(Err(away)) => Err(away.into()),
-            Err(_) => {
-                let name = B::KIND.bus().name;
-                let cause = format!("{name} does not answer within {} s", limit.as_secs());
-                Err(Error::new(Kind::BusUnreachable, cause))
+        let Bus { name, reach, .. } = B::KIND.bus();
+        let silent = || format!("{name} does not answer within {} s", limit.as_secs());
+        let answer = timeout(limit, self.bus.probe()).await;
+        match answer.unwrap_or_else(|_| Err(Away::Unreachable(silent()))) {
+            Ok(()) => {
+                self.life.tracker.up();
+                Ok(Vec::new())
+            }
+            Err(away) => {
+                self.life.told(&away);
+                Err(match away {
+                    Away::Unreachable(cause) => {
+                        Error::new(Kind::BusUnreachable, cause).remedy(reach)
+                    }
+                    Away::Unusable(error) => error,
+                })
             }
         }
     }

@@ -17,9 +17,12 @@ use crate::config::{Config, SinkKind};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
+#[cfg(feature = "webhook")]
 mod lanes;
 mod null;
 mod stdout;
+#[cfg(feature = "webhook")]
+mod webhook;
 
 pub(crate) use connection::other_cluster;
 pub use kafka::KafkaSink;
@@ -179,10 +182,11 @@ impl SinkHandle {
 
 /// Makes [`AnySink`], and what calls the sink of one (`on!`) or the type of a kind (`of!`).
 macro_rules! buses {
-    ($d:tt $($kind:ident($sink:ty)),+ $(,)?) => {
+    ($d:tt $($([$feature:literal])? $kind:ident($sink:ty)),+ $(,)?) => {
         /// The sink of `sink.kind`.
         pub enum AnySink {
             $(
+                $(#[cfg(feature = $feature)])?
                 #[doc = concat!("That of `SinkKind::", stringify!($kind), "`.")]
                 $kind(Box<$sink>),
             )+
@@ -191,7 +195,7 @@ macro_rules! buses {
         macro_rules! on {
             ($d any:expr, $d sink:ident => $d call:expr) => {
                 match $d any {
-                    $(AnySink::$kind($d sink) => $d call,)+
+                    $($(#[cfg(feature = $feature)])? AnySink::$kind($d sink) => $d call,)+
                 }
             };
         }
@@ -199,7 +203,7 @@ macro_rules! buses {
         macro_rules! of {
             ($d kind:expr, $d bus:ident => $d call:expr) => {
                 match $d kind {
-                    $(SinkKind::$kind => {
+                    $($(#[cfg(feature = $feature)])? SinkKind::$kind => {
                         type $d bus = $sink;
                         $d call
                     })+
@@ -208,6 +212,7 @@ macro_rules! buses {
         }
 
         $(
+            $(#[cfg(feature = $feature)])?
             impl From<$sink> for AnySink {
                 fn from(sink: $sink) -> AnySink {
                     AnySink::$kind(Box::new(sink))
@@ -219,6 +224,7 @@ macro_rules! buses {
 
 buses! { $
     Kafka(KafkaSink),
+    ["webhook"] Webhook(webhook::WebhookSink),
     Stdout(StdoutSink),
     Null(NullSink),
 }

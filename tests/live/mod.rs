@@ -64,3 +64,5 @@ mod topics;
 mod unread;
 mod upkeep;
 mod verify;
+#[cfg(feature = "webhook")]
+mod webhook;

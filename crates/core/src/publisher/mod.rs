@@ -1008,7 +1008,6 @@ impl<S: Sink> Publisher<S> {
         let Some(at) = self.ledger.whereabouts(ticket) else {
             return Ok(());
         };
-        let of_event = |error: Error| error.of_event(at.commit_lsn, at.index);
         let known = self.ledger.event_mut(ticket).and_then(Option::take);
         let mut event = *known.unwrap_or_default();
         event.ticket = Some(ticket);
@@ -1016,7 +1015,12 @@ impl<S: Sink> Publisher<S> {
         let mut withdrawn = self.sink.withdraw(ticket).into_iter();
         let first = || Some(Arc::unwrap_or_clone(withdrawn.next()?.1));
         let (Some(id), Some(record)) = (&event.id, isolated.clone().or_else(first)) else {
-            return Err(of_event(error));
+            let error = error.of_event(at.commit_lsn, at.index);
+            // It was tried as often as is configured.
+            return Err(match error.kind().disposition() {
+                Disposition::RetryThenGiveUp => error.with_kind(Kind::BusRefused),
+                Disposition::Retry | Disposition::GiveUp | Disposition::Halt => error,
+            });
         };
         if let Some(record) = &isolated {
             self.quarantine.refused_isolated(id, record, &error);

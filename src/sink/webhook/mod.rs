@@ -1,0 +1,365 @@
+//! Webhooks: each record is the body of a request to one URL.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `answer` | the class of each answer |
+//! | `signature` | signatures of Standard Webhooks |
+//!
+//! HTTP/1.1: a connection has one request at a time. Redirects are not followed, and no request is
+//! sent twice by itself.
+
+mod answer;
+mod signature;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use axum::body::{Body, Bytes, HttpBody as _};
+use futures_util::StreamExt as _;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use hyper::service::Service as _;
+use hyper::{Method, Request, Response, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::time::timeout;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::printable;
+use walrelay_core::route::{OwnedRecord, Record};
+
+use self::answer::{failed, judge, no_connection};
+use self::signature::Signer;
+use super::lanes::{Answer, Away, LaneBus, LaneSink};
+use crate::config::{Config, SinkKind, WebhookConfig};
+use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
+use crate::postgres::tls;
+
+/// The sink of webhooks.
+pub(super) type WebhookSink = LaneSink<Webhook>;
+
+/// The place of the topic in the URL.
+const TOPIC: &str = "{topic}";
+/// The header with the id of an event, of each attempt the same.
+const ID: &str = "webhook-id";
+const TIMESTAMP: &str = "webhook-timestamp";
+const SIGNATURE: &str = "webhook-signature";
+/// Headers that a record may not have: they are those of the connection, of walrelay, or say who
+/// sends.
+const RESERVED: [&str; 15] = [
+    "authorization",
+    "connection",
+    "content-length",
+    "cookie",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "via",
+];
+/// Of the body of an answer so much is in an error, and so much is read so that the connection can
+/// be used again.
+const SAID_BYTES: usize = 200;
+const DRAINED_BYTES: usize = 64 << 10;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+type Connector = HttpsConnector<HttpConnector>;
+
+/// A client of one receiver.
+#[derive(Debug)]
+pub struct Webhook {
+    client: legacy::Client<Connector, Body>,
+    connector: Connector,
+    url: String,
+    headers: HeaderMap,
+    signer: Option<Signer>,
+    /// The names of the headers with the id of an event.
+    id_headers: Vec<String>,
+    timeout: Duration,
+    sent_max: usize,
+}
+
+impl LaneBus for Webhook {
+    const KIND: SinkKind = SinkKind::Webhook;
+
+    fn new(config: &Config) -> Result<Webhook> {
+        let webhook = &config.webhook;
+        let url = url_of(webhook)?;
+        let mut headers = HeaderMap::new();
+        let agent = concat!("walrelay/", env!("CARGO_PKG_VERSION"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        if let Some(file) = &webhook.authorization_file {
+            headers.insert(AUTHORIZATION, authorization(file, &url)?);
+        }
+        let signer = webhook.signing_secrets_file.as_ref().map(|file| {
+            let text = secret_file(file, "webhook.signing_secrets_file")?;
+            Signer::parse(&text).map_err(|error| error.about(file))
+        });
+        let connector = connector(webhook, url.scheme_str() == Some("https"))?;
+        let ids = config.outboxes.iter();
+        Ok(Webhook {
+            client: legacy::Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .retry_canceled_requests(false)
+                .build(connector.clone()),
+            connector,
+            url: webhook.url.clone(),
+            headers,
+            signer: signer.transpose()?,
+            id_headers: ids
+                .filter_map(|outbox| outbox.route.id_header.clone())
+                .collect(),
+            timeout: webhook.timeout,
+            sent_max: webhook.max_in_flight,
+        })
+    }
+
+    fn sent_max(&self) -> usize {
+        self.sent_max
+    }
+
+    fn check(&self, record: &Record<'_>) -> Result<()> {
+        self.request(record, 0, Vec::new()).map(drop)
+    }
+
+    async fn probe(&self) -> Result<(), Away> {
+        let uri = self.uri("probe").map_err(Away::Unusable)?;
+        let connect = TowerToHyperService::new(self.connector.clone()).call(uri);
+        match timeout(self.timeout, connect).await {
+            Ok(connected) => connected.map(drop).map_err(|error| no_connection(&*error)),
+            Err(_) => Err(self.no_answer()),
+        }
+    }
+
+    async fn send(&self, record: &OwnedRecord) -> Answer {
+        let now = SystemTime::now();
+        let seconds = now
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
+        let body = record.value.clone().unwrap_or_default();
+        let request = match record.with_record(|record| self.request(record, seconds, body)) {
+            Ok(request) => request,
+            Err(error) => return Answer::Refused { error, after: None },
+        };
+        let answered = async {
+            match self.client.request(request).await {
+                Ok(answer) => self.judged(answer, now).await,
+                Err(error) => failed(&error),
+            }
+        };
+        let answer = timeout(self.timeout, answered).await;
+        answer.unwrap_or_else(|_| Answer::Away(self.no_answer()))
+    }
+}
+
+impl Webhook {
+    fn no_answer(&self) -> Away {
+        let seconds = self.timeout.as_secs_f64();
+        Away::Unreachable(format!("the receiver does not answer within {seconds} s"))
+    }
+
+    fn uri(&self, topic: &str) -> Result<Uri> {
+        // The names of topics have no character that could end the segment.
+        let url = self.url.replace(TOPIC, topic);
+        url.parse().map_err(|error| {
+            let cause = format!("topic {topic} makes no URL: {error}");
+            Error::new(Kind::Record, cause)
+        })
+    }
+
+    /// The request for a record, signed for this time. Errors: the record cannot be a request.
+    fn request(&self, record: &Record<'_>, seconds: u64, body: Vec<u8>) -> Result<Request<Body>> {
+        let mut headers = self.headers.clone();
+        let mut id = None;
+        for (name, value) in record.headers {
+            // HTTP has no header without a value.
+            let Some(value) = value else { continue };
+            let (name, value) = header(name, value)?;
+            if self.id_headers.iter().any(|id| name == id.as_str()) {
+                id.get_or_insert_with(|| value.clone());
+            }
+            headers.append(name, value);
+        }
+        if !headers.contains_key(CONTENT_TYPE) {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        if let Some(signer) = &self.signer {
+            let id_text = id.as_ref().and_then(|id| id.to_str().ok());
+            let id_text = id_text.filter(|id| !id.contains('.')).ok_or_else(|| {
+                let cause = "the id of the event is missing, has a dot, or is not ASCII, and \
+                             cannot be signed";
+                Error::new(Kind::Record, cause)
+                    .remedy("let route.id_header name a header with another id")
+            })?;
+            let signature = signer.sign(id_text, seconds, &body);
+            headers.insert(TIMESTAMP, HeaderValue::from(seconds));
+            headers.insert(SIGNATURE, secret_value(&signature)?);
+        }
+        if let Some(id) = id {
+            headers.insert(ID, id);
+        }
+        let mut request = Request::new(Body::from(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri(record.topic)?;
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+
+    /// Judges an answer by its head. An ack does not wait for the body.
+    async fn judged(&self, answer: Response<hyper::body::Incoming>, now: SystemTime) -> Answer {
+        let (head, body) = answer.into_parts();
+        let body = Body::new(body);
+        let is_for_topic = self.url.contains(TOPIC);
+        if head.status.is_success() {
+            if !body.is_end_stream() {
+                tokio::spawn(timeout(DRAIN_TIMEOUT, read(body, DRAINED_BYTES)));
+            }
+            return Answer::Acked;
+        }
+        let said = timeout(DRAIN_TIMEOUT, read(body, DRAINED_BYTES)).await;
+        let said = said.unwrap_or_default();
+        let said = String::from_utf8_lossy(said.get(..SAID_BYTES).unwrap_or(&said)).into_owned();
+        judge(
+            head.status,
+            &head.headers,
+            &printable(&said),
+            is_for_topic,
+            now,
+        )
+    }
+}
+
+/// The beginning of a body, at most some `max` bytes.
+async fn read(body: Body, max: usize) -> Vec<u8> {
+    let mut read = Vec::new();
+    let mut frames = body.into_data_stream();
+    while let Some(Ok(bytes)) = frames.next().await {
+        let bytes: Bytes = bytes;
+        read.extend_from_slice(&bytes);
+        if read.len() >= max {
+            break;
+        }
+    }
+    read
+}
+
+/// A header of a record as one of HTTP. Errors: HTTP cannot carry it, or it is reserved.
+fn header(name: &str, value: &[u8]) -> Result<(HeaderName, HeaderValue)> {
+    let refused = |why: &str| {
+        let name = printable(name);
+        Error::new(Kind::Record, format!("header {name} of the record {why}"))
+            .remedy("leave it out, or give it another name or value in [route.headers]")
+    };
+    let parsed = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| refused("has a name that is no name in HTTP"))?;
+    let known = parsed.as_str();
+    if RESERVED.contains(&known) || known.starts_with("webhook-") {
+        return Err(refused("is one that walrelay sets or never sends"));
+    }
+    let value = HeaderValue::from_bytes(value)
+        .map_err(|_| refused("has a value with a line break or a control character"))?;
+    Ok((parsed, value))
+}
+
+/// Checks the URL: the scheme and the host are constant.
+fn url_of(config: &WebhookConfig) -> Result<Uri> {
+    let refused = |why: &str| {
+        Error::new(Kind::Config, format!("webhook.url {why}"))
+            .remedy("write it as https://HOST/PATH; {topic} may be a part of the path")
+    };
+    let url = &config.url;
+    let uri: Uri = url
+        .replace(TOPIC, "topic")
+        .parse()
+        .map_err(|_| refused("is no URL"))?;
+    let authority = uri.authority().map(|authority| authority.as_str());
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(refused("begins neither with https:// nor with http://"));
+    }
+    if authority.is_none_or(|authority| authority.contains('@')) {
+        return Err(refused("has no host, or a password"));
+    }
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let path = rest.find('/').map_or("", |at| rest.split_at(at).1);
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    if url.matches(TOPIC).count() != path.matches(TOPIC).count() {
+        return Err(refused("has {topic} outside of its path"));
+    }
+    Ok(uri)
+}
+
+fn connector(config: &WebhookConfig, is_https: bool) -> Result<Connector> {
+    let root = config
+        .ca_file
+        .clone()
+        .map(|file| RootCert::File(file.into()));
+    let settings = TlsSettings {
+        // Without TLS, no certificate is needed.
+        mode: if is_https {
+            SslMode::VerifyFull
+        } else {
+            SslMode::Prefer
+        },
+        root: root.or(Some(RootCert::System)),
+        client: None,
+        channel_binding: tokio_postgres::config::ChannelBinding::Disable,
+        tls13_only: false,
+    };
+    let tls = tls::client_config(&settings).map_err(|error| {
+        error
+            .about("webhook.url")
+            .remedy("install ca-certificates, or name the receiver's authority in webhook.ca_file")
+    })?;
+    let tls = tls.ok_or_else(|| Error::new(Kind::Bug, "TLS without a configuration"))?;
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_nodelay(true);
+    Ok(HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(http))
+}
+
+/// The value of `Authorization`, which only TLS, or this machine, may see.
+fn authorization(file: &str, url: &Uri) -> Result<HeaderValue> {
+    let is_local = matches!(url.host(), Some("localhost" | "127.0.0.1" | "[::1]"));
+    if url.scheme_str() != Some("https") && !is_local {
+        let cause = "webhook.authorization_file is set, and webhook.url has no TLS";
+        return Err(Error::new(Kind::Config, cause).remedy("write webhook.url with https://"));
+    }
+    let text = secret_file(file, "webhook.authorization_file")?;
+    secret_value(text.trim()).map_err(|error| error.about(file))
+}
+
+fn secret_value(text: &str) -> Result<HeaderValue> {
+    let mut value = HeaderValue::try_from(text).map_err(|_| {
+        Error::new(Kind::Config, "the text is no value of a header")
+            .remedy("write one line, such as: Bearer …")
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn secret_file(file: &str, key: &str) -> Result<String> {
+    let path = Path::new(file);
+    let failed = |error: std::io::Error| {
+        Error::new(
+            Kind::Config,
+            format!("{key}: {file} cannot be read: {error}"),
+        )
+        .remedy("name a file that walrelay's user can read")
+    };
+    let metadata = fs::metadata(path).map_err(failed)?;
+    check_private(&metadata, key, path)?;
+    fs::read_to_string(path).map_err(failed)
+}

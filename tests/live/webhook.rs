@@ -1,0 +1,424 @@
+//! P1, P2, P3: webhooks, with a receiver that answers as it is told to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::parked;
+use crate::support::relay::{EXIT, RelayCommand};
+use crate::support::wait::{eventually, until};
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const RECORD: Option<i32> = Some(21);
+const BUS_REFUSED: Option<i32> = Some(31);
+
+/// One request, as it came.
+#[derive(Debug, Clone)]
+struct Post {
+    path: String,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+impl Post {
+    fn id(&self) -> &str {
+        &self.headers["webhook-id"]
+    }
+
+    /// The aggregate and the version of an event of the workload.
+    fn event(&self) -> (String, i64) {
+        let payload: Value = serde_json::from_slice(&self.body).expect("JSON");
+        let aggregate = payload["of"].as_str().expect("an aggregate").to_owned();
+        (aggregate, payload["v"].as_i64().expect("a version"))
+    }
+}
+
+/// What the receiver does with a request.
+#[derive(Debug, Clone)]
+enum Reply {
+    /// Answers with these lines behind the status line.
+    Status(u16, &'static str),
+    /// Keeps the event, and closes the connection without an answer.
+    KeptAndClosed,
+    /// Closes the connection without having kept it.
+    Closed,
+    /// Answers 200, and never ends the body.
+    Endless,
+}
+
+const OK: Reply = Reply::Status(200, "");
+
+type Judge = dyn FnMut(&Post) -> Reply + Send;
+
+/// An HTTP server. What it keeps is what a consumer has.
+#[derive(Clone)]
+struct Receiver(Arc<Mutex<State>>);
+
+struct State {
+    judge: Box<Judge>,
+    asked: Vec<Post>,
+    kept: Vec<Post>,
+    /// Aggregates with a request under way.
+    busy: BTreeSet<String>,
+    overlaps: u32,
+}
+
+impl Receiver {
+    /// Gives the receiver and its port.
+    fn listen(judge: impl FnMut(&Post) -> Reply + Send + 'static) -> (Receiver, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        let receiver = Receiver(Arc::new(Mutex::new(State {
+            judge: Box::new(judge),
+            asked: Vec::new(),
+            kept: Vec::new(),
+            busy: BTreeSet::new(),
+            overlaps: 0,
+        })));
+        let shared = receiver.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let receiver = shared.clone();
+                std::thread::spawn(move || receiver.serve(stream));
+            }
+        });
+        (receiver, port)
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.0.lock().expect("the state"))
+    }
+
+    fn judge_by(&self, judge: impl FnMut(&Post) -> Reply + Send + 'static) {
+        self.with(|state| state.judge = Box::new(judge));
+    }
+
+    fn kept(&self) -> Vec<Post> {
+        self.with(|state| state.kept.clone())
+    }
+
+    fn kept_of(&self, aggregate: &str) -> Vec<i64> {
+        let events = self.kept().into_iter().map(|post| post.event());
+        events
+            .filter(|(of, _)| of == aggregate)
+            .map(|(_, version)| version)
+            .collect()
+    }
+
+    fn asked_of(&self, aggregate: &str) -> Vec<Post> {
+        self.with(|state| {
+            let asked = state.asked.iter();
+            asked
+                .filter(|post| post.event().0 == aggregate)
+                .cloned()
+                .collect()
+        })
+    }
+
+    fn serve(&self, stream: TcpStream) {
+        let mut reader = BufReader::new(stream);
+        while let Some(post) = read(&mut reader) {
+            let (aggregate, _) = post.event();
+            let reply = self.with(|state| {
+                state.overlaps += u32::from(!state.busy.insert(aggregate.clone()));
+                state.asked.push(post.clone());
+                (state.judge)(&post)
+            });
+            // The other keys' requests are under way meanwhile.
+            std::thread::yield_now();
+            self.with(|state| {
+                state.busy.remove(&aggregate);
+                if matches!(
+                    reply,
+                    Reply::Status(200..=299, _) | Reply::KeptAndClosed | Reply::Endless
+                ) {
+                    state.kept.push(post);
+                }
+            });
+            let answer = match reply {
+                Reply::Status(status, lines) => {
+                    format!("HTTP/1.1 {status} Told\r\n{lines}Content-Length: 0\r\n\r\n")
+                }
+                Reply::Endless => "HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\nx".to_owned(),
+                Reply::KeptAndClosed | Reply::Closed => return,
+            };
+            if reader.get_mut().write_all(answer.as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Each committed event is kept, and first arrivals of each aggregate are in order. Gives the
+    /// number of duplicates.
+    #[track_caller]
+    fn assert_all_kept(&self, world: &World) -> usize {
+        let committed = usize::try_from(world.committed()).expect("a count");
+        let ids = || {
+            let kept = self.kept();
+            kept.iter()
+                .map(|post| post.id().to_owned())
+                .collect::<BTreeSet<_>>()
+        };
+        eventually("every event has arrived", ARRIVAL, ids, |ids| {
+            ids.len() == committed
+        });
+        let mut seen = BTreeSet::new();
+        let mut newest: HashMap<String, i64> = HashMap::new();
+        let kept = self.kept();
+        for post in &kept {
+            let (aggregate, version) = post.event();
+            if seen.insert(post.id()) {
+                let before = newest.insert(aggregate.clone(), version).unwrap_or(0);
+                assert_eq!(before + 1, version, "{aggregate} is out of order");
+            }
+        }
+        assert_eq!(self.with(|state| state.overlaps), 0, "two of a key at once");
+        kept.len() - committed
+    }
+}
+
+fn read(reader: &mut BufReader<TcpStream>) -> Option<Post> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let (first, rest) = lines.split_first()?;
+    let headers: BTreeMap<String, String> = rest
+        .iter()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let length = headers.get("content-length")?.parse().ok()?;
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    assert!(first.starts_with("POST "), "{first}");
+    Some(Post {
+        path: first.split(' ').nth(1)?.to_owned(),
+        headers,
+        body,
+    })
+}
+
+fn relay(world: &World, port: u16) -> RelayCommand {
+    world
+        .command("run")
+        .option("--sink", "webhook")
+        .option("--log-format", "json")
+        .variable(
+            "WALRELAY_WEBHOOK_URL",
+            &format!("http://127.0.0.1:{port}/in/{{topic}}"),
+        )
+        .variable("WALRELAY_WEBHOOK_TIMEOUT", "2s")
+}
+
+/// P1, P2.
+#[test]
+fn webhooks_arrive_in_order_of_each_key_through_kills_and_outages() {
+    let world = World::new();
+    let mut random = fastrand::Rng::new();
+    let judge = move |_: &Post| match random.u8(..50) {
+        0 => Reply::Closed,
+        1 => Reply::KeptAndClosed,
+        2 => Reply::Status(503, "Retry-After: 0\r\n"),
+        3 => Reply::Status(500, ""),
+        _ => OK,
+    };
+    let (receiver, port) = Receiver::listen(judge);
+    let command = relay(&world, port).variable("WALRELAY_DELIVERY_RETRY_BASE", "100ms");
+    let mut running = command.start();
+    running.wait_ready();
+    let workload = world.workload(&Plan::default());
+    for round in 1..5 {
+        let enough = 200 * round;
+        let kept = || receiver.with(|state| state.kept.len());
+        eventually("events arrive", ARRIVAL, kept, |kept| *kept > enough);
+        running.kill_hard();
+        running = command.start();
+    }
+    workload.stop();
+    let duplicates = receiver.assert_all_kept(&world);
+    world.wait_confirmed(ARRIVAL);
+    println!("{} events, {duplicates} duplicates", world.committed());
+    assert_eq!(running.terminate(EXIT), Some(0));
+}
+
+/// P3: with `park`, a refused record takes those of its key with it, and no others.
+#[test]
+fn a_refused_webhook_is_parked_with_those_behind_it_and_others_flow() {
+    let world = World::new();
+    let sql = world.sql();
+    let refuses_bad = |post: &Post| match &*post.event().0 {
+        "bad" => Reply::Status(422, ""),
+        _ => OK,
+    };
+    let (receiver, port) = Receiver::listen(refuses_bad);
+    let mut running = relay(&world, port).option("--on-error", "park").start();
+    running.wait_ready();
+    let kind = world.kind(0);
+    sql.run(&format!(
+        "begin; select emit('{kind}', 'bad', 20), emit('{kind}', 'good', 20) \
+         from generate_series(1, 5); commit"
+    ));
+    let good = || receiver.kept_of("good");
+    eventually("others arrive", ARRIVAL, good, |kept| kept.len() == 5);
+    let number = || world.number_parked();
+    eventually("the key is parked", ARRIVAL, number, |parked| *parked == 5);
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(receiver.asked_of("bad").len(), 1, "{}", running.log());
+    receiver.judge_by(|_| OK);
+    parked::command(&world, "retry")
+        .flag("--all")
+        .flag("--yes")
+        .succeed();
+    eventually("nothing is parked", ARRIVAL, number, |parked| *parked == 0);
+    assert_eq!(receiver.kept_of("bad"), [1, 2, 3, 4, 5]);
+    assert_eq!(receiver.assert_all_kept(&world), 0);
+    assert_eq!(running.terminate(EXIT), Some(0));
+}
+
+/// P3: the event is named, and nothing of its key is sent behind it.
+#[test]
+fn a_refused_webhook_stops_the_relay_or_is_skipped_or_becomes_a_dead_letter() {
+    for on_error in ["stop", "skip", "dead-letter"] {
+        let world = World::new();
+        let sql = world.sql();
+        let refuses = |post: &Post| match (post.path.as_str(), post.event()) {
+            (path, (_, 2)) if !path.ends_with("dead-letters") => Reply::Status(400, ""),
+            _ => OK,
+        };
+        let (receiver, port) = Receiver::listen(refuses);
+        let mut running = relay(&world, port).option("--on-error", on_error).start();
+        running.wait_ready();
+        let kind = world.kind(0);
+        sql.run(&format!(
+            "begin; select emit('{kind}', 'a', 20) from generate_series(1, 4); commit"
+        ));
+        if on_error == "stop" {
+            assert_eq!(running.wait_exit(EXIT), RECORD);
+            assert_eq!(receiver.kept_of("a"), [1]);
+            let log = running.log();
+            assert!(log.contains("the receiver answers 400"), "{log}");
+            continue;
+        }
+        world.wait_confirmed(ARRIVAL);
+        let kept = receiver.kept();
+        let of = |post: &Post| (post.path.ends_with("dead-letters"), post.event().1);
+        let kept: Vec<_> = kept.iter().map(of).collect();
+        let expected = match on_error {
+            "skip" => vec![(false, 1), (false, 3), (false, 4)],
+            _ => vec![(false, 1), (true, 2), (false, 3), (false, 4)],
+        };
+        assert_eq!(kept, expected, "{on_error}");
+        assert_eq!(running.terminate(EXIT), Some(0));
+    }
+}
+
+/// The same id, and a signature of each attempt; the receiver says how long to wait.
+#[test]
+fn a_webhook_that_waits_holds_up_its_key_alone_and_is_signed_again() {
+    let world = World::new();
+    let sql = world.sql();
+    let mut refusals = 0;
+    let judge = move |post: &Post| match &*post.event().0 {
+        "slow" if refusals < 2 => {
+            refusals += 1;
+            Reply::Status(429, "Retry-After: 2\r\n")
+        }
+        "endless" => Reply::Endless,
+        _ => OK,
+    };
+    let (receiver, port) = Receiver::listen(judge);
+    let secrets = std::env::temp_dir().join(format!("{}.whsec", world.name));
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    std::fs::write(&secrets, secret).expect("a file");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&secrets, mode).expect("a file of ours");
+    let file = secrets.display();
+    let mut running = relay(&world, port)
+        .variable("WALRELAY_WEBHOOK_SIGNING_SECRETS_FILE", &file.to_string())
+        .start();
+    running.wait_ready();
+    let kind = world.kind(0);
+    sql.run(&format!(
+        "begin; select emit('{kind}', 'slow', 20), emit('{kind}', 'endless', 20), \
+         emit('{kind}', 'quick', 20) from generate_series(1, 3); commit"
+    ));
+    let others = || (receiver.kept_of("quick"), receiver.kept_of("endless"));
+    let expected = (vec![1, 2, 3], vec![1, 2, 3]);
+    eventually("others arrive", ARRIVAL, others, |kept| *kept == expected);
+    assert_eq!(receiver.kept_of("slow"), [0_i64; 0]);
+    assert_eq!(receiver.assert_all_kept(&world), 0);
+    let asked = receiver.asked_of("slow");
+    assert_eq!(asked.len(), 5);
+    let of = |name: &str| {
+        let first = asked.iter().take(3);
+        first
+            .map(|post| post.headers[name].clone())
+            .collect::<BTreeSet<_>>()
+    };
+    assert_eq!(of("webhook-id").len(), 1);
+    assert_eq!(of("webhook-timestamp").len(), 3);
+    assert_eq!(of("webhook-signature").len(), 3);
+    assert!(!running.log().contains("MfKQ9r8"), "the secret is logged");
+    assert_eq!(running.terminate(EXIT), Some(0));
+    std::fs::remove_file(secrets).expect("it is there");
+}
+
+#[test]
+fn a_receiver_that_is_away_or_refuses_us_is_told_apart() {
+    let world = World::new();
+    let sql = world.sql();
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = nobody.local_addr().expect("an address").port();
+    drop(nobody);
+    let running = relay(&world, port).start();
+    let told = || running.log().contains("bus_disconnected");
+    assert!(until(ARRIVAL, || told().then_some(())).is_some());
+    drop(running);
+
+    let (receiver, port) = Receiver::listen(|_| Reply::Status(401, ""));
+    let url = format!("http://127.0.0.1:{port}/in");
+    let command = relay(&world, port).variable("WALRELAY_WEBHOOK_URL", &url);
+    let mut running = command.start();
+    running.wait_ready();
+    world.emit(&sql, "a");
+    assert_eq!(running.wait_exit(3 * EXIT), BUS_REFUSED);
+    let log = running.log();
+    assert!(
+        log.contains("answers 401") && log.contains("webhook.authorization_file"),
+        "{log}"
+    );
+
+    // Redirects are not followed, and the event is tried again.
+    receiver.judge_by(|_| Reply::Status(301, "Location: /in/elsewhere\r\n"));
+    let mut running = relay(&world, port)
+        .variable("WALRELAY_DELIVERY_RETRY_ATTEMPTS", "2")
+        .variable("WALRELAY_DELIVERY_RETRY_BASE", "100ms")
+        .start();
+    assert_eq!(running.wait_exit(3 * EXIT), BUS_REFUSED);
+    let log = running.log();
+    assert!(log.contains("redirects are not followed"), "{log}");
+    receiver.judge_by(|_| OK);
+    let mut running = relay(&world, port).start();
+    running.wait_ready();
+    assert_eq!(receiver.assert_all_kept(&world), 0);
+    assert!(receiver.with(|state| {
+        state
+            .asked
+            .iter()
+            .all(|post| !post.path.contains("elsewhere"))
+    }));
+    assert_eq!(running.terminate(Duration::from_secs(20)), Some(0));
+}
