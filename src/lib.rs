@@ -74,8 +74,8 @@
 //!   plus the number of events delivered from the next transaction. It is never a row's LSN. The
 //!   relay confirms the end LSN of a stored position, and nothing above that. Every event before
 //!   the position is delivered. The confirmed LSN never goes back.
-//! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and
-//!   restarts.
+//! - **P2, order.** Per aggregate, the order on the bus is commit order, across retries, reconnects
+//!   and restarts.
 //! - **P3, nothing skipped.** An event that cannot be routed or produced stops the relay, which
 //!   names row and LSN. As configured, the event is instead parked with all later ones of its
 //!   aggregate, or it is given up and later ones continue. Both are counted and logged. A message
@@ -84,7 +84,7 @@
 //!   table by its row key and id (`source::row_key`).
 //! - **P4, memory.** `sink.max_in_flight_bytes` bounds the bytes in flight, whatever the size of a
 //!   transaction. No transaction is buffered.
-//! - **P5, back-pressure.** While Kafka is slow, the relay closes intake, and status updates
+//! - **P5, back-pressure.** While the bus is slow, the relay closes intake, and status updates
 //!   continue. The relay ends a session with a silent server.
 //! - **P6, idle.** With nothing in flight, the relay stores and confirms the keepalive's LSN, so an
 //!   idle outbox retains little WAL.
@@ -121,7 +121,9 @@
 //!   1.
 //! - No record is produced twice by the same producer. A failed delivery ends the producer, and a
 //!   new one starts after the delivered position. A failed or unanswered commit also ends the
-//!   producer. The rejection of an isolated record ends the producer only with exactly-once.
+//!   producer. The rejection of an isolated record ends the producer only with exactly-once. On a
+//!   bus that answers for each record, a record without an answer is sent again, before any later
+//!   one of its key, and a refusal ends nothing.
 //! - `START_REPLICATION` always gets `0/0`: the server knows the slot's position, and the relay
 //!   drops what it has already delivered.
 //! - No heartbeat table. The relay never confirms `pg_current_wal_lsn()`, and confirms no LSN from

@@ -1,5 +1,5 @@
 //! The sinks. The relay knows [`Sink`], [`BusSink`] and [`AnySink`]; another bus is a folder beside
-//! `kafka`, a line of `buses!` below, and a row in `config::sink_kind`.
+//! `kafka` or `webhook`, a line of `buses!` below, and a row in `config::sink_kind`.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -107,7 +107,11 @@ pub trait BusSink: Sink + Sized {
         0
     }
 
-    /// Asks which of `topics` are not there. Creates none.
+    /// Asks which of `topics` are not there. Creates none. With no topic it asks whether the bus
+    /// answers: a relay takes its slot after that.
+    ///
+    /// # Errors
+    /// [`Kind::BusUnreachable`], [`Kind::BusRefused`].
     fn missing(
         &self,
         _topics: &[&str],
@@ -126,7 +130,7 @@ pub trait BusSink: Sink + Sized {
 /// What a handle can do: see [`SinkHandle`].
 pub trait BusHandle: Send + Sync + std::fmt::Debug {
     /// Gives up everything that was not acked, and says how many records that was; none where there
-    /// were none.
+    /// were none, and then the sink goes on. Otherwise it takes no more, and reports a failure.
     fn give_up(&self) -> Option<usize>;
     /// Waits until the bus has refused us for some seconds on end, and says why.
     fn unusable(&self) -> BoxFuture<'_, Error>;

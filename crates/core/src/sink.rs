@@ -38,7 +38,7 @@ pub enum Delivery {
     /// [refuses each](Sink::refuses_each) for itself.
     Refused(Ticket, Error),
     /// It was not delivered, or that is not known. The producer is finished: no later record may
-    /// count.
+    /// count. The relay makes another one where the kind of the error is retried.
     Failed(Ticket, Error),
 }
 
@@ -57,9 +57,14 @@ pub enum EnqueueError {
 
 /// Takes records in order and says later which of them the broker has.
 ///
-/// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless:
-/// once one fails, or is refused, none of its key behind it is delivered. Records without an ack
-/// when a sink is dropped never count as delivered.
+/// One task enqueues. The limits of `[sink]` bound what it enqueues; what a sink keeps for a record
+/// beside its bytes is bounded by nobody else. A process can have several sinks: that of the relay,
+/// that of the retries, and those that only ask.
+///
+/// Records of one key reach the log in the order they were enqueued, gapless:
+/// once one fails, or is refused, none of its key behind it is delivered. While the bus is away
+/// records wait in the sink. Records without an ack when a sink is dropped never count as delivered,
+/// and nothing may be written of them later.
 pub trait Sink: Send {
     /// Takes one record, copying it. Never blocks. On an error the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
