@@ -12,10 +12,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use prost::Message as _;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
+use tokio_rustls::rustls::{ServerConnection, StreamOwned};
 
 use crate::support::certificates::{Authority, Identity, LOOPBACK};
 use crate::support::relay::EXIT;
@@ -45,19 +42,7 @@ impl Collector {
 
     /// The same with TLS, on a free port.
     fn listen_as(identity: &Identity) -> (Collector, u16) {
-        let certificates = CertificateDer::pem_file_iter(&identity.certificate).expect("a file");
-        let certificates = certificates
-            .collect::<Result<_, _>>()
-            .expect("certificates");
-        let key = PrivateKeyDer::from_pem_file(&identity.key).expect("a key");
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .expect("versions of TLS");
-        let config = config
-            .with_no_client_auth()
-            .with_single_cert(certificates, key)
-            .expect("an identity");
-        let config = Arc::new(config);
+        let config = identity.server_config();
         Collector::accept(0, move |collector, stream| {
             let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
             collector.serve(StreamOwned::new(connection, stream));

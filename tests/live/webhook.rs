@@ -1,14 +1,16 @@
 //! P1, P2, P3: webhooks, with a receiver that answers as it is told to.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio_rustls::rustls::{ServerConnection, StreamOwned};
 
 use super::parked;
+use crate::support::certificates::{Authority, Identity, LOOPBACK};
 use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::wait::{eventually, until};
 use crate::support::workload::Plan;
@@ -71,6 +73,25 @@ struct State {
 impl Receiver {
     /// Gives the receiver and its port.
     fn listen(judge: impl FnMut(&Post) -> Reply + Send + 'static) -> (Receiver, u16) {
+        Receiver::accept(judge, Receiver::serve)
+    }
+
+    /// The same with TLS.
+    fn listen_as(
+        identity: &Identity,
+        judge: impl FnMut(&Post) -> Reply + Send + 'static,
+    ) -> (Receiver, u16) {
+        let config = identity.server_config();
+        Receiver::accept(judge, move |receiver, stream| {
+            let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
+            receiver.serve(StreamOwned::new(connection, stream));
+        })
+    }
+
+    fn accept(
+        judge: impl FnMut(&Post) -> Reply + Send + 'static,
+        serve: impl Fn(&Receiver, TcpStream) + Send + Clone + 'static,
+    ) -> (Receiver, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         let receiver = Receiver(Arc::new(Mutex::new(State {
@@ -84,7 +105,8 @@ impl Receiver {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let receiver = shared.clone();
-                std::thread::spawn(move || receiver.serve(stream));
+                let serve = serve.clone();
+                std::thread::spawn(move || serve(&receiver, stream));
             }
         });
         (receiver, port)
@@ -120,7 +142,7 @@ impl Receiver {
         })
     }
 
-    fn serve(&self, stream: TcpStream) {
+    fn serve(&self, stream: impl Read + Write) {
         let mut reader = BufReader::new(stream);
         while let Some(post) = read(&mut reader) {
             let (aggregate, _) = post.event();
@@ -147,7 +169,9 @@ impl Receiver {
                 Reply::Endless => "HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\nx".to_owned(),
                 Reply::KeptAndClosed | Reply::Closed => return,
             };
-            if reader.get_mut().write_all(answer.as_bytes()).is_err() {
+            let stream = reader.get_mut();
+            let answered = stream.write_all(answer.as_bytes());
+            if answered.and_then(|()| stream.flush()).is_err() {
                 return;
             }
         }
@@ -182,7 +206,7 @@ impl Receiver {
     }
 }
 
-fn read(reader: &mut BufReader<TcpStream>) -> Option<Post> {
+fn read(reader: &mut impl BufRead) -> Option<Post> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
@@ -421,4 +445,27 @@ fn a_receiver_that_is_away_or_refuses_us_is_told_apart() {
             .all(|post| !post.path.contains("elsewhere"))
     }));
     assert_eq!(running.terminate(Duration::from_secs(20)), Some(0));
+}
+
+#[test]
+fn the_certificate_of_the_receiver_is_verified() {
+    let world = World::new();
+    let sql = world.sql();
+    let authority = Authority::new("webhook");
+    let identity = authority.certify("receiver", &LOOPBACK);
+    let (receiver, port) = Receiver::listen_as(&identity, |_| OK);
+    let url = format!("https://127.0.0.1:{port}/in");
+    let command = || relay(&world, port).variable("WALRELAY_WEBHOOK_URL", &url);
+    world.emit(&sql, "a");
+    let mut running = command().start();
+    assert_eq!(running.wait_exit(3 * EXIT), BUS_REFUSED);
+    let log = running.log();
+    assert!(log.contains("webhook.ca_file"), "{log}");
+    let trusted = authority.root().display().to_string();
+    let mut running = command()
+        .variable("WALRELAY_WEBHOOK_CA_FILE", &trusted)
+        .start();
+    running.wait_ready();
+    assert_eq!(receiver.assert_all_kept(&world), 0);
+    assert_eq!(running.terminate(EXIT), Some(0));
 }

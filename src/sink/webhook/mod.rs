@@ -70,6 +70,9 @@ const RESERVED: [&str; 15] = [
 const SAID_BYTES: usize = 200;
 const DRAINED_BYTES: usize = 64 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection is not used again after this time without a request. Servers close idle ones after
+/// five seconds or more, and a request that meets the end of a connection has no answer.
+const IDLE: Duration = Duration::from_secs(4);
 
 type Connector = HttpsConnector<HttpConnector>;
 
@@ -108,6 +111,7 @@ impl LaneBus for Webhook {
         Ok(Webhook {
             client: legacy::Client::builder(TokioExecutor::new())
                 .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(IDLE)
                 .retry_canceled_requests(false)
                 .build(connector.clone()),
             connector,

@@ -995,10 +995,12 @@ impl<S: Sink> Publisher<S> {
     /// it, or sent.
     #[cold]
     fn refused(&mut self, ticket: Ticket, error: Error) -> Result<()> {
+        if error.kind() == Kind::TopicRefused {
+            self.counts.attempt_failed(error.kind().class());
+        }
         let known = self.ledger.event(ticket).and_then(Option::as_deref);
         let wait = self.setup.wait_of_refused(known, &error);
         if let Some(wait) = wait.filter(|_| self.sink.refuses_each()) {
-            self.counts.attempt_failed(error.kind().class());
             tracing::warn!(event = "record_refused", slot = %self.setup.slot,
                 attempts = error.attempts, retry_in_ms = millis(wait), %error,
                 "the bus refuses a record, which is tried again; others go on");
