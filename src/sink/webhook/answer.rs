@@ -16,18 +16,15 @@ use walrelay_core::error::{Error, Kind, with_causes};
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// Judges the head of an answer, at `now`. `is_for_topic` where the topic is part of the URL.
-/// `said` is the beginning of the body.
 ///
 /// <https://www.rfc-editor.org/rfc/rfc9110#section-15>
 pub(super) fn judge(
     status: StatusCode,
     headers: &HeaderMap,
-    said: &str,
     is_for_topic: bool,
     now: SystemTime,
 ) -> Answer {
-    let colon = if said.is_empty() { "" } else { ": " };
-    let cause = format!("the receiver answers {status}{colon}{said}");
+    let cause = format!("the receiver answers {status}");
     let refused = |kind: Kind| Error::new(kind, &cause);
     let error = match status.as_u16() {
         200..=299 => return Answer::Acked,
@@ -125,7 +122,7 @@ mod tests {
         let status = StatusCode::from_u16(status).unwrap();
         // Fri, 31 Dec 1999 23:59:00 GMT
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(946_684_740);
-        judge(status, &headers, "", false, now)
+        judge(status, &headers, false, now)
     }
 
     #[test]

@@ -11,11 +11,12 @@
 mod answer;
 mod signature;
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use axum::body::{Body, Bytes, HttpBody as _};
+use axum::body::{Body, HttpBody as _};
 use futures_util::StreamExt as _;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use hyper::service::Service as _;
@@ -25,9 +26,10 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use tokio::time::timeout;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::printable::printable;
+use walrelay_core::event::Shown;
 use walrelay_core::route::{OwnedRecord, Record};
 
 use self::answer::{failed, judge, no_connection};
@@ -65,14 +67,16 @@ const RESERVED: [&str; 15] = [
     "user-agent",
     "via",
 ];
-/// Of the body of an answer so much is in an error, and so much is read so that the connection can
-/// be used again.
-const SAID_BYTES: usize = 200;
+/// So much of the body of an answer is read, and for so long.
 const DRAINED_BYTES: usize = 64 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection is not used again after this time without a request. Servers close idle ones after
 /// five seconds or more, and a request that meets the end of a connection has no answer.
 const IDLE: Duration = Duration::from_secs(4);
+
+/// What an attribute of CloudEvents may not have in a header.
+/// <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md#3132-http-header-values>
+const CLOUDEVENTS: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 type Connector = HttpsConnector<HttpConnector>;
 
@@ -156,7 +160,7 @@ impl LaneBus for Webhook {
         };
         let answered = async {
             match self.client.request(request).await {
-                Ok(answer) => self.judged(answer, now).await,
+                Ok(answer) => self.judged(answer, now),
                 Err(error) => failed(&error),
             }
         };
@@ -218,48 +222,34 @@ impl Webhook {
         Ok(request)
     }
 
-    /// Judges an answer by its head. An ack does not wait for the body.
-    async fn judged(&self, answer: Response<hyper::body::Incoming>, now: SystemTime) -> Answer {
+    /// Judges an answer by its head, and waits for no body. The body may repeat the payload, so that
+    /// no log has it.
+    fn judged(&self, answer: Response<hyper::body::Incoming>, now: SystemTime) -> Answer {
         let (head, body) = answer.into_parts();
-        let body = Body::new(body);
-        let is_for_topic = self.url.contains(TOPIC);
-        if head.status.is_success() {
-            if !body.is_end_stream() {
-                tokio::spawn(timeout(DRAIN_TIMEOUT, read(body, DRAINED_BYTES)));
-            }
-            return Answer::Acked;
+        if !body.is_end_stream() {
+            tokio::spawn(timeout(DRAIN_TIMEOUT, drain(Body::new(body))));
         }
-        let said = timeout(DRAIN_TIMEOUT, read(body, DRAINED_BYTES)).await;
-        let said = said.unwrap_or_default();
-        let said = String::from_utf8_lossy(said.get(..SAID_BYTES).unwrap_or(&said)).into_owned();
-        judge(
-            head.status,
-            &head.headers,
-            &printable(&said),
-            is_for_topic,
-            now,
-        )
+        let is_for_topic = self.url.contains(TOPIC);
+        judge(head.status, &head.headers, is_for_topic, now)
     }
 }
 
-/// The beginning of a body, at most some `max` bytes.
-async fn read(body: Body, max: usize) -> Vec<u8> {
-    let mut read = Vec::new();
+/// Reads a short body to its end, so that its connection can be used again.
+async fn drain(body: Body) {
+    let mut read = 0;
     let mut frames = body.into_data_stream();
     while let Some(Ok(bytes)) = frames.next().await {
-        let bytes: Bytes = bytes;
-        read.extend_from_slice(&bytes);
-        if read.len() >= max {
-            break;
+        read += bytes.len();
+        if read > DRAINED_BYTES {
+            return;
         }
     }
-    read
 }
 
 /// A header of a record as one of HTTP. Errors: HTTP cannot carry it, or it is reserved.
 fn header(name: &str, value: &[u8]) -> Result<(HeaderName, HeaderValue)> {
     let refused = |why: &str| {
-        let name = printable(name);
+        let name = Shown::of(name.as_bytes());
         Error::new(Kind::Record, format!("header {name} of the record {why}"))
             .remedy("leave it out, or give it another name or value in [route.headers]")
     };
@@ -269,7 +259,12 @@ fn header(name: &str, value: &[u8]) -> Result<(HeaderName, HeaderValue)> {
     if RESERVED.contains(&known) || known.starts_with("webhook-") {
         return Err(refused("is one that walrelay sets or never sends"));
     }
-    let value = HeaderValue::from_bytes(value)
+    let value = if known.starts_with("ce-") {
+        Cow::Owned(percent_encode(value, CLOUDEVENTS).to_string().into_bytes())
+    } else {
+        Cow::Borrowed(value)
+    };
+    let value = HeaderValue::from_bytes(&value)
         .map_err(|_| refused("has a value with a line break or a control character"))?;
     Ok((parsed, value))
 }
@@ -366,4 +361,64 @@ fn secret_file(file: &str, key: &str) -> Result<String> {
     let metadata = fs::metadata(path).map_err(failed)?;
     check_private(&metadata, key, path)?;
     fs::read_to_string(path).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_http_cannot_carry_or_walrelay_sets_are_refused() {
+        for (name, value) in [
+            ("X-A\r\nHost", &b"a"[..]),
+            ("x y", b"a"),
+            ("x", b"a\r\nHost: b"),
+            ("x", b"a\0"),
+            ("Authorization", b"a"),
+            ("Transfer-Encoding", b"chunked"),
+            ("Webhook-Signature", b"a"),
+        ] {
+            let error = header(name, value).unwrap_err();
+            assert_eq!(error.kind(), Kind::Record, "{name}");
+            assert!(!error.cause().contains(['\r', '\n']), "{error}");
+        }
+        let (name, value) = header("X-Tenant", "\u{e9}".as_bytes()).unwrap();
+        assert_eq!(
+            (name.as_str(), value.as_bytes()),
+            ("x-tenant", "\u{e9}".as_bytes())
+        );
+        let (_, value) = header("ce-subject", "a \u{20ac}%".as_bytes()).unwrap();
+        assert_eq!(value, "a%20%E2%82%AC%25");
+    }
+
+    #[test]
+    fn the_place_of_the_topic_is_in_the_path_of_a_constant_host() {
+        let of = |url: &str| {
+            let url = url.to_owned();
+            url_of(&WebhookConfig {
+                url,
+                ..WebhookConfig::default()
+            })
+        };
+        for url in [
+            "https://h/in/{topic}?a=1",
+            "http://h:8080",
+            "https://[::1]/{topic}/x",
+        ] {
+            assert!(of(url).is_ok(), "{url}");
+        }
+        for url in [
+            "",
+            "h/in",
+            "ftp://h/",
+            "https://u:canary@h/",
+            "https://{topic}.h/in",
+            "https://h/in?t={topic}",
+            "https://h\r\n.evil/",
+        ] {
+            let error = of(url).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config, "{url}");
+            assert!(!error.to_string().contains("canary"), "{error}");
+        }
+    }
 }
