@@ -121,7 +121,7 @@ metrics! {
     pub(crate) assembled_events: Counter = plain, "Outbox events above the position";
     pub(crate) routed_events: Counter = plain, "Events that were given topic and key";
     pub(crate) enqueued_events: Counter = plain, "Records handed to the client of the bus";
-    pub(crate) acked_events: Counter = plain, "Records the broker acknowledged";
+    pub(crate) acked_events: Counter = plain, "Records that the bus acked";
     pub(crate) dead_lettered_events: Counter = plain, "Events that became dead letters";
     pub(crate) skipped_events: Counter = plain, "Events that were skipped";
     pub(crate) parked_events: Counter = plain, "Events that were parked";
@@ -131,7 +131,7 @@ metrics! {
                                                        parked";
     pub(crate) delivered_before_events: Counter = plain, "Events that their topics already had";
     pub(crate) covered_events: Counter = plain, "Events that the stored position covers";
-    pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker \
+    pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers that the bus \
                                               acknowledged";
     pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
     pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as sink.max_in_flight_bytes counts \

@@ -14,7 +14,7 @@ pub enum IntakeClosed {
     )]
     TopicTail,
     /// An isolated record is in flight, or the next record is to be isolated.
-    #[strum(message = "the relay sends one record alone, because the broker may reject it")]
+    #[strum(message = "the relay sends one record alone, because the bus may reject it")]
     IsolatedRecord,
     /// The sink accepts no record now: standard output is behind, or the producer has failed and
     /// will be replaced.

@@ -968,7 +968,7 @@ impl<S: Sink> Publisher<S> {
         let Some((_, first)) = refused.first() else {
             return failure;
         };
-        let cause = format!("the broker refused a record; looking for it: {first}");
+        let cause = format!("the bus refused a record; looking for it: {first}");
         if refused.len() > 1 {
             self.quarantine.with_others();
         }
