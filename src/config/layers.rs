@@ -50,7 +50,7 @@ impl Config {
         match self.sink.kind {
             SinkKind::Kafka => Some(&self.kafka.brokers),
             #[cfg(feature = "webhook")]
-            SinkKind::Webhook => Some(&self.webhook.url),
+            SinkKind::Webhook => self.webhook.origin(),
             SinkKind::Stdout | SinkKind::Null => None,
         }
     }

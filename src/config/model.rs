@@ -291,8 +291,10 @@ pub struct KafkaConfig {
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct WebhookConfig {
-    /// Where records are posted to. Required with that sink: no receiver can be guessed.
-    pub url: String,
+    /// Where records are posted to. Required with that sink: no receiver can be guessed. Path and
+    /// query may be secrets of the receiver's.
+    #[serde(serialize_with = "text::no_default")]
+    pub url: Option<Secret>,
     /// The secrets that requests are signed with, one in each line. No default: the receiver has to
     /// know them.
     #[serde(
@@ -321,6 +323,17 @@ pub struct WebhookConfig {
     #[default(32)]
     #[serde(with = "Within::<Count, 1, 10_000>")]
     pub max_in_flight: usize,
+}
+
+impl WebhookConfig {
+    /// Scheme, host and port of the URL, which may be shown.
+    pub(crate) fn origin(&self) -> Option<&str> {
+        let url = self.url.as_ref()?.expose();
+        let (scheme, rest) = url.split_once("://")?;
+        let host = rest.split(['/', '?', '#']).next()?;
+        url.get(..scheme.len() + "://".len() + host.len())
+            .filter(|_| !host.contains('@'))
+    }
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]

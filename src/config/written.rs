@@ -104,7 +104,11 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
         let name = key.parts().1;
         match (key.path.as_str(), layer.get(&key.path), &key.default) {
-            ("database.url" | "upkeep.database" | "otel.headers", Some(given), _) => {
+            (
+                "database.url" | "upkeep.database" | "otel.headers" | "webhook.url",
+                Some(given),
+                _,
+            ) => {
                 line(text, format_args!("{name} = \"***\"  # {}", given.origin));
             }
             (_, Some(given), _) => {

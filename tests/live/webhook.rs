@@ -263,6 +263,7 @@ fn webhooks_arrive_in_order_of_each_key_through_kills_and_outages() {
     let command = relay(&world, port).variable("WALRELAY_DELIVERY_RETRY_BASE", "100ms");
     let mut running = command.start();
     running.wait_ready();
+    assert!(!running.log().contains("/in/"), "the path may be a secret");
     let workload = world.workload(&Plan::default());
     for round in 1..5 {
         let enough = 200 * round;

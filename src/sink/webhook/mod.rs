@@ -31,6 +31,7 @@ use tokio::time::timeout;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
 use walrelay_core::route::{OwnedRecord, Record};
+use walrelay_core::secret::Secret;
 
 use self::answer::{failed, judge, no_connection};
 use self::signature::Signer;
@@ -85,7 +86,7 @@ type Connector = HttpsConnector<HttpConnector>;
 pub struct Webhook {
     client: legacy::Client<Connector, Body>,
     connector: Connector,
-    url: String,
+    url: Secret,
     headers: HeaderMap,
     signer: Option<Signer>,
     /// The names of the headers with the id of an event.
@@ -119,7 +120,7 @@ impl LaneBus for Webhook {
                 .retry_canceled_requests(false)
                 .build(connector.clone()),
             connector,
-            url: webhook.url.clone(),
+            url: webhook.url.clone().unwrap_or_default(),
             headers,
             signer: signer.transpose()?,
             id_headers: ids
@@ -177,7 +178,7 @@ impl Webhook {
 
     fn uri(&self, topic: &str) -> Result<Uri> {
         // The names of topics have no character that could end the segment.
-        let url = self.url.replace(TOPIC, topic);
+        let url = self.url.expose().replace(TOPIC, topic);
         url.parse().map_err(|error| {
             let cause = format!("topic {topic} makes no URL: {error}");
             Error::new(Kind::Record, cause)
@@ -229,7 +230,7 @@ impl Webhook {
         if !body.is_end_stream() {
             tokio::spawn(timeout(DRAIN_TIMEOUT, drain(Body::new(body))));
         }
-        let is_for_topic = self.url.contains(TOPIC);
+        let is_for_topic = self.url.expose().contains(TOPIC);
         judge(head.status, &head.headers, is_for_topic, now)
     }
 }
@@ -275,7 +276,7 @@ fn url_of(config: &WebhookConfig) -> Result<Uri> {
         Error::new(Kind::Config, format!("webhook.url {why}"))
             .remedy("write it as https://HOST/PATH; {topic} may be a part of the path")
     };
-    let url = &config.url;
+    let url = config.url.as_ref().map_or("", Secret::expose);
     let uri: Uri = url
         .replace(TOPIC, "topic")
         .parse()
@@ -394,7 +395,7 @@ mod tests {
     #[test]
     fn the_place_of_the_topic_is_in_the_path_of_a_constant_host() {
         let of = |url: &str| {
-            let url = url.to_owned();
+            let url = Some(Secret::new(url));
             url_of(&WebhookConfig {
                 url,
                 ..WebhookConfig::default()
