@@ -12,7 +12,7 @@ use crate::cli::survey::{
 };
 use crate::config::written::effective;
 use crate::config::{Config, SourceConfig};
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quote_literal, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
@@ -245,7 +245,7 @@ async fn read(
     session.run(READING, STATEMENT_LIMIT).await?;
     let select = sampled.select()?;
     let name = sampled.name;
-    let failed = |error: tokio_postgres::Error| fault::sql(While::Querying(READING), &error);
+    let failed = |error: tokio_postgres::Error| fault::query(READING, &error);
     let Some(id) = id else {
         let (order, mut chosen) = match sampled.ordering() {
             Some(column) => (

@@ -14,8 +14,8 @@ use crate::source::preflight;
 use crate::state::{self, Stored};
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{bound, connect_as};
-use walrelay_core::config::OutboxConfig;
 use walrelay_core::config::unit::exact_duration;
+use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::ledger::trail::Published;
 
@@ -157,19 +157,15 @@ fn wanted(
     outboxes: &[OutboxConfig],
     older_than: Option<Duration>,
 ) -> Result<Vec<(&OutboxConfig, Duration)>> {
-    let tables = || {
-        outboxes
-            .iter()
-            .filter(|outbox| outbox.source.table().is_some())
-    };
-    if tables().next().is_none() {
+    let tables = tables_of(outboxes);
+    if tables.clone().next().is_none() {
         return Err(Error::new(
             Kind::Config,
             "all outboxes are messages: there is no table to clean up",
         ));
     }
     let with =
-        tables().filter_map(|outbox| Some((outbox, older_than.or(outbox.upkeep.retention)?)));
+        tables.filter_map(|(outbox, _)| Some((outbox, older_than.or(outbox.upkeep.retention)?)));
     let with: Vec<_> = with.collect();
     if with.is_empty() {
         return Err(Error::new(Kind::Config, "no retention is set")

@@ -134,7 +134,6 @@ pub(crate) struct RunSettings {
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
 pub(super) const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
-/// A value parser for durations in `range`.
 /// The values of a setting as those of a flag, with their documentation as help.
 pub(super) fn one_of<T>() -> impl TypedValueParser<Value = T>
 where
@@ -151,6 +150,7 @@ where
     })
 }
 
+/// A value parser for durations in `range`.
 pub(super) fn duration(
     range: RangeInclusive<Duration>,
     example: &'static str,

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::cli::output::Failure;
+use crate::cli::output::{Failure, on_one_line};
 use walrelay_core::error::{Error, Kind};
 
 /// The state of a service. Its number is the exit code.
@@ -70,13 +70,7 @@ impl fmt::Display for Check {
             State::Unknown => "UNKNOWN",
         };
         // A bar begins the figures, and a line end other output.
-        let text = self
-            .text
-            .split('\n')
-            .map(str::trim)
-            .collect::<Vec<_>>()
-            .join(" ")
-            .replace('|', "/");
+        let text = on_one_line(&self.text).replace('|', "/");
         write!(f, "WALRELAY {word} - {text}")?;
         let figures = self.figures.join(" ");
         if figures.is_empty() {

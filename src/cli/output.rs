@@ -176,10 +176,7 @@ impl ErrorReport {
             kind: kind.name().to_owned(),
             exit_code: kind.exit_code(),
             error: error.to_string(),
-            remedy: error
-                .any_remedy()
-                .or_else(|| kind.remedy())
-                .map(|remedy| remedy.to_string()),
+            remedy: error.what_to_do(),
             others: error.others().iter().map(ErrorReport::of).collect(),
         }
     }
@@ -314,18 +311,17 @@ pub(crate) fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) 
     }
 }
 
+pub(crate) fn on_one_line(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(str::trim).collect();
+    lines.join(" ")
+}
+
 /// An error as two lines, whatever it contains: the cause and the remedy. The lines of errors found
 /// with it follow.
 pub(crate) fn error_lines(error: &Error) -> String {
-    let one_line = |text: String| {
-        text.split('\n')
-            .map(str::trim)
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
-    let mut lines = vec![format!("error: {}", one_line(error.to_string()))];
-    let remedy = error.any_remedy().or_else(|| error.kind().remedy());
-    lines.extend(remedy.map(|remedy| format!("fix: {}", one_line(remedy.to_string()))));
+    let mut lines = vec![format!("error: {}", on_one_line(&error.to_string()))];
+    let remedy = error.what_to_do();
+    lines.extend(remedy.map(|remedy| format!("fix: {}", on_one_line(&remedy))));
     lines.extend(error.others().iter().map(error_lines));
     lines.join("\n")
 }

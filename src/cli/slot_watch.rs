@@ -10,7 +10,7 @@ use crate::cli::parked::table::ParkedCount;
 use crate::cli::sql::ClockDifference;
 use crate::cli::status;
 use crate::config::SourceConfig;
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
 use crate::postgres::sql::SqlSession;
@@ -160,13 +160,13 @@ pub(super) async fn check_counts(session: &SqlSession, outbox: &OutboxConfig) ->
             // A role without the right to read gets no metric.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {}
             Some(_) => {
-                let cause = fault::sql(While::Querying(DOING), &error);
+                let cause = fault::query(DOING, &error);
                 return Err(Error::new(Kind::Config, cause).remedy(
                     "write a condition over the table's columns, such as failed = \"status \
                              = 'FAILED'\"",
                 ));
             }
-            None => return Err(fault::sql(While::Querying(DOING), &error)),
+            None => return Err(fault::query(DOING, &error)),
         }
     }
     Ok(())

@@ -8,8 +8,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSql;
 use tokio_postgres::{Client, Row};
 
-use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::fault;
+use crate::postgres::quote::{quote_literal, quote_range};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
 use walrelay_core::catalog::{Column, Table};
@@ -133,28 +133,11 @@ impl Range {
         name: &TableName,
         table: &Table,
     ) -> Result<String> {
-        let ends = [(&self.since, ">="), (&self.until, "<")];
-        if ends.iter().all(|(end, _)| end.is_none()) {
+        if self.since.is_none() && self.until.is_none() {
             return Ok("true".to_owned());
         }
-        let time = time(outbox, name, table)?;
-        let column = quote_ident(&time.name)?;
-        let condition = |(end, compared): (&Option<String>, &str)| {
-            let Some(end) = end else { return Ok(None) };
-            let end = format!("{}::pg_catalog.timestamptz", quote_literal(end)?);
-            // A time without a zone counts as UTC, which is the session's zone.
-            let end = if time.base.name == "timestamptz" {
-                end
-            } else {
-                format!("({end} at time zone 'UTC')")
-            };
-            Ok::<_, Error>(Some(format!("{column} {compared} {end}")))
-        };
-        let conditions: Vec<String> = ends
-            .into_iter()
-            .filter_map(|end| condition(end).transpose())
-            .collect::<Result<_>>()?;
-        Ok(conditions.join(" and "))
+        let time = &time(outbox, name, table)?.name;
+        quote_range(time, self.since.as_deref(), self.until.as_deref())
     }
 
     /// The time from which to read records, in milliseconds since the Unix epoch; clocks may differ
@@ -215,7 +198,7 @@ async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Opti
         }
         Ok(None) => Err(refused()),
         Err(error) if error.code().is_some_and(is_about_value) => Err(refused()),
-        Err(error) => Err(fault::sql(While::Querying(DOING), &error)),
+        Err(error) => Err(fault::query(DOING, &error)),
     }
 }
 
@@ -339,8 +322,8 @@ mod tests {
         let both = range(Some("a"), Some("b"));
         assert_eq!(
             made(&both, None, &columns[..1]).unwrap(),
-            "\"occurred_at\" >= ('a'::pg_catalog.timestamptz at time zone 'UTC') and \
-             \"occurred_at\" < ('b'::pg_catalog.timestamptz at time zone 'UTC')"
+            "\"occurred_at\" >= 'a'::pg_catalog.timestamptz and \
+             \"occurred_at\" < 'b'::pg_catalog.timestamptz"
         );
         assert_eq!(
             made(&since, Some("At"), &columns).unwrap(),

@@ -16,7 +16,7 @@ use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::source::catalog::{Catalog, Catalogs, Publication, Seen};
 use crate::source::preflight::{self, Slot};
-use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use walrelay_core::event::Event;
 
@@ -240,10 +240,7 @@ fn may_go(
         )
         .remedy("run teardown as its owner, or keep it with --keep-publication"));
     }
-    let wanted: Vec<_> = outboxes
-        .iter()
-        .filter_map(|outbox| outbox.source.table())
-        .collect();
+    let wanted: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
     let is_wanted = |name: &String| {
         name.parse::<TableName>()
             .is_ok_and(|name| wanted.contains(&&name))

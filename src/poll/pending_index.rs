@@ -6,7 +6,7 @@ use crate::poll::reader::all_table_facts;
 use crate::poll::select::{TableFacts, from};
 use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
-use walrelay_core::config::OutboxConfig;
+use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::Result;
 
 /// No index serves `outbox.pending`: each search for pending rows reads the whole table.
@@ -65,14 +65,11 @@ pub(crate) async fn missing_indexes(
     client: &Client,
     outboxes: &[OutboxConfig],
 ) -> Result<Vec<MissingIndex>> {
-    let of_tables = outboxes
-        .iter()
-        .filter(|outbox| outbox.source.table().is_some());
     let mut missing = Vec::new();
-    for (facts, outbox) in all_table_facts(client, outboxes)
+    for (facts, (outbox, _)) in all_table_facts(client, outboxes)
         .await?
         .iter()
-        .zip(of_tables)
+        .zip(tables_of(outboxes))
     {
         missing.extend(missing_index(client, outbox, facts).await?);
     }

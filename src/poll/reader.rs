@@ -18,7 +18,7 @@ use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
 use walrelay_core::catalog::{Column, Table, no_table};
-use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::position::Lsn;
 use walrelay_core::snapshot::Snapshot;
@@ -209,7 +209,7 @@ impl Reader {
             .client()
             .simple_query(sql)
             .await
-            .map_err(|error| fault::sql(While::Querying(doing), &error))?;
+            .map_err(|error| fault::query(doing, &error))?;
         let row = counted.iter().find_map(as_row);
         let text = |at| row.and_then(|row| row.try_get(at).ok().flatten());
         let count = text(0).and_then(|text: &str| text.parse().ok());
@@ -259,7 +259,7 @@ fn as_row(message: &SimpleQueryMessage) -> Option<&SimpleQueryRow> {
 }
 
 fn failed(error: &tokio_postgres::Error) -> Error {
-    fault::sql(While::Querying(READING), error)
+    fault::query(READING, error)
 }
 
 /// The rows of one statement.
@@ -402,18 +402,10 @@ pub(crate) async fn all_table_facts(
     client: &Client,
     outboxes: &[OutboxConfig],
 ) -> Result<Vec<TableFacts>> {
-    let names: Vec<_> = outboxes
-        .iter()
-        .filter_map(|outbox| outbox.source.table())
-        .collect();
-    let of_tables = outboxes
-        .iter()
-        .filter(|outbox| outbox.source.table().is_some());
+    let names: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
     let mut facts = Vec::with_capacity(names.len());
-    for ((outbox, name), table) in of_tables
-        .zip(&names)
-        .zip(table::read_all(client, &names).await?)
-    {
+    let found = table::read_all(client, &names).await?;
+    for ((outbox, name), table) in tables_of(outboxes).zip(found) {
         let table = table.ok_or_else(|| no_table(name, "this database", None))?;
         facts.push(facts_of(client, outbox, name, &table).await?);
     }
@@ -475,7 +467,7 @@ pub(crate) async fn restored_rows(
     let found = session
         .texts(&sql)
         .await
-        .map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+        .map_err(|error| fault::query(DOING, &error))?;
     let Some([Some(rows), id, Some(oldest)]) = found.first().map(Vec::as_slice) else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
+use crate::postgres::quote::{quote_ident, quote_list, quote_literal, quote_own_rows, quoted};
 use crate::source::preflight::has_payload;
 use walrelay_core::catalog::{Column, Table};
 use walrelay_core::config::{OutboxConfig, TableName};
@@ -255,19 +255,12 @@ pub fn rows(
     outbox: &OutboxConfig,
     selection: &Selection<'_>,
 ) -> Result<String> {
-    let mut columns = outbox
-        .columns
-        .iter()
-        .map(|name| quote_ident(name))
-        .collect::<Result<Vec<_>>>()?;
     // ORDER BY takes a bare name for that of an output column, if there is one: these are called
     // what no column is.
     let order = facts
         .order
         .as_ref()
         .map_or("null".to_owned(), |order| format!("({})::text", order.sql));
-    columns.push(format!("{order} as \"the order as text\""));
-    columns.extend(version(facts)?);
     let mut by: Vec<String> = facts
         .order
         .iter()
@@ -277,8 +270,9 @@ pub fn rows(
         by.push(comparable(column)?);
     }
     let mut sql = format!(
-        "select {} from {} where {} order by {}",
-        columns.join(", "),
+        "select {}, {order} as \"the order as text\", {} from {} where {} order by {}",
+        quote_list(&outbox.columns)?,
+        version(facts)?.join(", "),
         from(facts)?,
         condition(facts, outbox, selection)?,
         by.join(", ")

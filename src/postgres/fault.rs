@@ -98,6 +98,11 @@ pub(crate) fn is_about_policy(error: &Error) -> bool {
         .is_some_and(|remedy| remedy == sees_all_rows("…"))
 }
 
+/// The error of a query; `what` follows "while".
+pub(crate) fn query(what: &str, error: &tokio_postgres::Error) -> Error {
+    sql(While::Querying(what), error)
+}
+
 pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     if let Some(report) = error.as_db_error() {
         let reported = server(act, report.code().code(), report.message());

@@ -53,7 +53,7 @@ pub(crate) enum QueryError {
 impl QueryError {
     /// Classifies an error of the client; `what` follows "while" in the text.
     pub(crate) fn of(what: &str, error: &tokio_postgres::Error) -> QueryError {
-        let reported = fault::sql(While::Querying(what), error);
+        let reported = fault::query(what, error);
         match error.code() {
             Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(reported),
             Some(code) => {

@@ -15,6 +15,11 @@ pub(crate) fn quote_ident(name: &str) -> Result<String> {
     Ok(format!("\"{}\"", name.replace('"', "\"\"")))
 }
 
+pub(crate) fn quote_list(names: &[String]) -> Result<String> {
+    let quoted = names.iter().map(|name| quote_ident(name));
+    Ok(quoted.collect::<Result<Vec<_>>>()?.join(", "))
+}
+
 pub(crate) fn quote_table(name: &TableName) -> Result<String> {
     Ok(format!(
         "{}.{}",
@@ -49,6 +54,28 @@ pub(crate) fn quote_literal(text: &str) -> Result<String> {
     } else {
         format!("'{quoted}'")
     })
+}
+
+pub(crate) fn quote_literals(texts: &[impl AsRef<str>]) -> Result<String> {
+    let quoted = texts.iter().map(|text| quote_literal(text.as_ref()));
+    Ok(quoted.collect::<Result<Vec<_>>>()?.join(", "))
+}
+
+/// The condition that the time `column` is in a range of which an end may be open. In a session
+/// whose zone is UTC, a column without a zone counts as UTC.
+pub(crate) fn quote_range(
+    column: &str,
+    since: Option<&str>,
+    until: Option<&str>,
+) -> Result<String> {
+    let column = quote_ident(column)?;
+    let condition = |(end, compared): (Option<&str>, &str)| {
+        let end = quote_literal(end?);
+        Some(end.map(|end| format!("{column} {compared} {end}::pg_catalog.timestamptz")))
+    };
+    let conditions = [(since, ">="), (until, "<")].into_iter();
+    let conditions = conditions.filter_map(condition);
+    Ok(conditions.collect::<Result<Vec<_>>>()?.join(" and "))
 }
 
 /// The value of `publication_names` in `START_REPLICATION`: a list of one identifier within a

@@ -129,7 +129,7 @@ impl SqlSession {
         self.client
             .query(sql, values)
             .await
-            .map_err(|error| fault::sql(While::Querying(what), &error))
+            .map_err(|error| fault::query(what, &error))
     }
 
     /// All rows of `sql`, with values as in the stream. A cast to text gives other values (`true`
@@ -158,7 +158,7 @@ impl SqlSession {
         self.client
             .batch_execute(sql)
             .await
-            .map_err(|error| fault::sql(While::Querying(what), &error))
+            .map_err(|error| fault::query(what, &error))
     }
 
     /// Notifies at each `NOTIFY` on a channel that this session listens on. Keeps one notification
@@ -283,7 +283,7 @@ impl Canceller {
                     .await
             }
         };
-        asked.map_err(|error| fault::sql(While::Querying("cancelling a statement"), &error))
+        asked.map_err(|error| fault::query("cancelling a statement", &error))
     }
 }
 

@@ -19,7 +19,7 @@ use tokio_postgres::Client;
 
 use crate::config::{Config, Mode, OnLoss, SourceConfig, StoreKind};
 use crate::poll::{Reader, all_table_facts, missing_indexes};
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
@@ -445,7 +445,7 @@ async fn listen(client: &Client, config: &Config) -> Result<()> {
     {
         let listen = format!("listen {}", quote_ident(channel)?);
         let listening = client.batch_execute(&listen).await;
-        listening.map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
+        listening.map_err(|error| fault::query("listening for new rows", &error))?;
     }
     Ok(())
 }

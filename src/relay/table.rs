@@ -447,12 +447,8 @@ impl Work<'_> {
                         &[(&pid, Type::INT4)],
                     )
                     .await;
-                ended.map_err(|error| {
-                    fault::sql(
-                        While::Querying("giving up a slot that is being made"),
-                        &error,
-                    )
-                })?;
+                ended
+                    .map_err(|error| fault::query("giving up a slot that is being made", &error))?;
                 Ok(given_up)
             }
         }

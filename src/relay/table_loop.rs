@@ -317,7 +317,7 @@ impl<'a> TableLoop<'a> {
             .event(place, scan.query.table.number, row.values());
         let mut event = match event {
             Ok(event) => event,
-            Err((column, fault)) => return Err(self.unfit_error(scan, column, fault)),
+            Err((column, fault)) => return Err(self.unfit_error(scan, &column, fault)),
         };
         scan.read += 1;
         failpoint::reached("read");
@@ -394,12 +394,11 @@ impl<'a> TableLoop<'a> {
             .remedy("nothing is lost: they are read again at the next start")
     }
 
-    fn unfit_error(&self, scan: &Scan<'_>, column: usize, fault: Fault) -> Error {
+    fn unfit_error(&self, scan: &Scan<'_>, column: &str, fault: Fault) -> Error {
         let slot = &self.shared.process.config.source.slot;
         let row = scan.read;
         let table = &scan.query.table.facts.name;
-        let name = scan.query.table.outbox.columns.get(column);
-        let name = name.map(|name| quoted(name)).unwrap_or_default();
+        let name = quoted(column);
         let cause = format!(
             "slot {slot}: row {row} of those read from table {table}: column {name} {fault}"
         );

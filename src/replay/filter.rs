@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use crate::poll::select::count;
 use crate::poll::{Selection, TableFacts, Which};
 use crate::postgres::query::{QUERY_TIMEOUT, bounded};
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::quote::{quote_ident, quote_literals, quote_range};
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -142,21 +142,7 @@ impl RowFilter {
             return Err(Error::new(Kind::Config, cause)
                 .remedy("name a column with a timestamp: time = \"…\" in [outbox]"));
         };
-        let column = quote_ident(time)?;
-        let ends = [(&self.since, ">="), (&self.until, "<")];
-        let end = |(end, compared): (&Option<String>, &str)| {
-            let end = end.as_deref()?;
-            // The session is in UTC, so a timestamp without a zone counts as UTC.
-            Some(
-                quote_literal(end)
-                    .map(|end| format!("{column} {compared} {end}::pg_catalog.timestamptz")),
-            )
-        };
-        Ok(ends
-            .into_iter()
-            .filter_map(end)
-            .collect::<Result<Vec<_>>>()?
-            .join(" and "))
+        quote_range(time, self.since.as_deref(), self.until.as_deref())
     }
 }
 
@@ -165,11 +151,7 @@ fn text_of(column: &str) -> Result<String> {
 }
 
 fn one_of(left: &str, values: &[String]) -> Result<String> {
-    let values = values
-        .iter()
-        .map(|value| quote_literal(value))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(format!("{left} in ({})", values.join(", ")))
+    Ok(format!("{left} in ({})", quote_literals(values)?))
 }
 
 /// Refuses characters that end a statement or hide the rest of it: the condition goes into the

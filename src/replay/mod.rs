@@ -24,7 +24,7 @@ use crate::poll::select::{extent, rows};
 use crate::poll::{
     NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, Which, table_facts,
 };
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
 use crate::relay::RETRY_INTERVAL;
@@ -76,15 +76,7 @@ impl Table<'_> {
     ) -> Result<Event<'a>, String> {
         polled
             .event(place, self.number, row.values())
-            .map_err(|(column, fault)| {
-                let column = self
-                    .outbox
-                    .columns
-                    .get(column)
-                    .map(String::as_str)
-                    .unwrap_or_default();
-                format!("column {column} {fault}")
-            })
+            .map_err(|(column, fault)| format!("column {column} {fault}"))
     }
 }
 
@@ -268,7 +260,7 @@ impl<'c> Replay<'c> {
         let unchanged = client
             .batch_execute("set default_transaction_read_only = on")
             .await;
-        unchanged.map_err(|error| fault::sql(While::Querying("preparing to read"), &error))?;
+        unchanged.map_err(|error| fault::query("preparing to read", &error))?;
         let origin = origin(client, config).await?;
         let mut tables = Vec::new();
         let mut notes = Vec::new();

@@ -16,7 +16,7 @@ use crate::source::catalog::{Catalog, Catalogs, Flags, Member, Publication, Publ
 use crate::source::synchronous::Synchronous;
 use walrelay_core::catalog::{no_column, no_table};
 use walrelay_core::config::name::publish_whole;
-use walrelay_core::config::{OutboxConfig, SlotName, TableName};
+use walrelay_core::config::{OutboxConfig, SlotName, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::position::Lsn;
 use walrelay_core::template::ColumnType;
@@ -48,10 +48,7 @@ pub(crate) async fn inspect(
     judge_version(&server)?;
     let system_identifier = system_identifier(client, server.may_read_control).await?;
     let found = slot_answer(client, slot).await?;
-    let tables: Vec<_> = outboxes
-        .iter()
-        .filter_map(|outbox| outbox.source.table())
-        .collect();
+    let tables: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
     let Catalogs {
         backend_pid,
         of_tables: catalogs,
@@ -435,10 +432,7 @@ pub(crate) fn survey(
 ) -> Vec<Finding> {
     let server = &facts.server;
     let database = &server.database;
-    let tables: Vec<_> = outboxes
-        .iter()
-        .filter_map(|outbox| Some((outbox, outbox.source.table()?)))
-        .collect();
+    let tables: Vec<_> = tables_of(outboxes).collect();
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     let mut findings = vec![
         Finding::new("server", "", judge_settings(server).map(|()| Vec::new())),

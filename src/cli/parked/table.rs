@@ -15,7 +15,7 @@ use crate::cli::config;
 use crate::cli::output::{Outcome, age, counted, cut, note, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::query::QueryError;
 use crate::postgres::sql::SqlSession;
 use crate::source::lease::{Holder, holder};
@@ -25,22 +25,12 @@ use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::parked::BEHIND;
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");
-const LIST: &str = concat!(
-    include_str!("../../../sql/parked/chosen.sql"),
-    include_str!("../../../sql/parked/list.sql")
-);
-const SHOW: &str = concat!(
-    include_str!("../../../sql/parked/chosen.sql"),
-    include_str!("../../../sql/parked/show.sql")
-);
-const COUNTS: &str = concat!(
-    include_str!("../../../sql/parked/chosen.sql"),
-    include_str!("../../../sql/parked/counts.sql")
-);
-const PLAN: &str = concat!(
-    include_str!("../../../sql/parked/chosen.sql"),
-    include_str!("../../../sql/parked/plan.sql")
-);
+/// The events that the flags select: all queries of events begin with it.
+const CHOSEN: &str = include_str!("../../../sql/parked/chosen.sql");
+const LIST: &str = include_str!("../../../sql/parked/list.sql");
+const SHOW: &str = include_str!("../../../sql/parked/show.sql");
+const COUNTS: &str = include_str!("../../../sql/parked/counts.sql");
+const PLAN: &str = include_str!("../../../sql/parked/plan.sql");
 const READABLE: &str = include_str!("../../../sql/parked/readable.sql");
 const HOW_MANY: &str = include_str!("../../../sql/parked/how_many.sql");
 const ASK: &str = include_str!("../../../sql/parked/ask.sql");
@@ -118,12 +108,10 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     let dry_run = args.consent.dry_run;
     let waiting = count(row, "waiting")?;
     let relay_runs = relay.is_some();
-    let slot = table.slot.to_string();
     let mut plan = Request {
         change,
         dry_run,
         counts,
-        slot,
         waiting,
         ids,
         asked: 0,
@@ -148,13 +136,13 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
         let asked = table
             .session
             .client()
-            .execute(ASK, &[&plan.slot, &ids, &word])
+            .execute(ASK, &[&plan.counts.slot, &ids, &word])
             .await;
         let doing = format!(
             "requesting {word} of {of} parked events, {} of which are requested",
             plan.asked
         );
-        plan.asked += asked.map_err(|error| fault::sql(While::Querying(&doing), &error))?;
+        plan.asked += asked.map_err(|error| fault::query(&doing, &error))?;
         bar.at(plan.asked, Some(of), || "events requested".to_owned());
     }
     drop(bar);
@@ -196,7 +184,7 @@ impl Table<'_> {
         })
     }
 
-    /// The rows of a query that begins with `sql/parked/chosen.sql`; none if there is no table.
+    /// The rows of a query of the events in [`CHOSEN`]; none if there is no table.
     async fn rows(&self, what: &str, sql: &str, more: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
         if !self.is_there {
             return Ok(Vec::new());
@@ -222,7 +210,11 @@ impl Table<'_> {
             &self.span.until_ms,
         ];
         self.session
-            .rows(what, sql, &[&chosen[..], more].concat())
+            .rows(
+                what,
+                &format!("{CHOSEN}{sql}"),
+                &[&chosen[..], more].concat(),
+            )
             .await
     }
 
@@ -371,8 +363,6 @@ struct Request {
     dry_run: bool,
     #[serde(flatten)]
     counts: Counts,
-    #[serde(skip)]
-    slot: String,
     /// All parked events of these aggregates.
     waiting: u64,
     /// The rows of the table that get the request.
@@ -415,13 +405,13 @@ impl Request {
         match self.change {
             Change::Retry => format!(
                 "Have the relay of slot {} try {} again?",
-                self.slot,
+                self.counts.slot,
                 counted(count, "aggregate")
             ),
             Change::Drop => format!(
                 "Drop {}? The relay of slot {} never delivers these events.",
                 counted(count, "event"),
-                self.slot
+                self.counts.slot
             ),
         }
     }
@@ -432,7 +422,7 @@ impl Request {
             Some(relay) => format!("the relay ({relay}) carries this out within a second or so"),
             None => format!(
                 "no relay has slot {} now: the next one carries this out",
-                self.slot
+                self.counts.slot
             ),
         };
         let what = match self.change {
@@ -520,7 +510,6 @@ mod tests {
         };
         let ids = (0..).take(ids).collect();
         Request {
-            slot: "s".to_owned(),
             change,
             dry_run: false,
             counts,

@@ -16,7 +16,7 @@ use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::Mode;
 use crate::conninfo::ConnInfo;
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::sql::SqlSession;
 use crate::source::row_key;
 use walrelay_core::config::OutboxConfig;
@@ -227,7 +227,7 @@ async fn patiently(session: &SqlSession, step: &Step, timeout: Duration) -> Resu
             session.run(&step.doing, "rollback").await?;
         }
         if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
-            return Err(fault::sql(While::Querying(&step.doing), &error));
+            return Err(fault::query(&step.doing, &error));
         }
         if tokio::time::Instant::now() >= deadline {
             let cause = format!(
@@ -284,7 +284,7 @@ async fn create_slot(
                 Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
                     Err(too_late(step, timeout, &waits).into())
                 }
-                Err(error) => Err(fault::sql(While::Querying(&step.doing), &error).into()),
+                Err(error) => Err(fault::query(&step.doing, &error).into()),
             },
             () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
             _ = report.tick() => {

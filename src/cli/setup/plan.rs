@@ -18,7 +18,7 @@ use crate::source::preflight::{
     FAILOVER_MAJOR_MIN, Facts, Server, inspect, judge_server, keeps_rows, survey,
 };
 use walrelay_core::catalog::{Table, no_table};
-use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 
 /// The table's DDL: the first migration.
@@ -40,9 +40,7 @@ impl<'a> Wanted<'a> {
 
     /// The tables among the outboxes, in their order.
     fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
-        self.outboxes
-            .iter()
-            .filter_map(|outbox| Some((outbox, outbox.source.table()?)))
+        tables_of(self.outboxes)
     }
 }
 
@@ -79,10 +77,7 @@ impl Found {
     ) -> Result<Found> {
         let facts = inspect(client, &source.slot, &source.publication, outboxes).await?;
         let capacity = Capacity::read(client, "").await?;
-        let names: Vec<_> = outboxes
-            .iter()
-            .filter_map(|outbox| outbox.source.table())
-            .collect();
+        let names: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
         let mut outbox_tables = Vec::new();
         for (name, table) in names.iter().zip(table::read_all(client, &names).await?) {
             let may_create_in_schema = Capacity::read(client, name.schema())

@@ -13,7 +13,7 @@ use crate::cli::steps::{How, Plan, Step};
 use crate::postgres::quote::{quote_ident, quote_table};
 use crate::postgres::sql::SqlSession;
 use walrelay_core::catalog::Table;
-use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, Result};
 
 const PARTITION_INDEXES: &str = include_str!("../../../sql/upkeep/partition_indexes.sql");
@@ -82,8 +82,7 @@ pub(crate) async fn extend(
     outboxes: &[OutboxConfig],
     found: &Found,
 ) -> Result<()> {
-    let names = outboxes.iter().filter_map(|outbox| outbox.source.table());
-    for (name, target) in names.zip(&found.outboxes) {
+    for ((_, name), target) in tables_of(outboxes).zip(&found.outboxes) {
         let Some(table) = &target.table else { continue };
         let wanted = wanted(name, table)?;
         let targets = targets(session, name, table, &wanted).await?;
@@ -233,10 +232,10 @@ fn steps(
             None => format!("alter table {sql_name} add column {sql_column} xid8;\n"),
         };
         // One transaction: no row is inserted between the column and its default.
-        let sql = format!(
-            "begin;\nset local lock_timeout = '2s';\n{add}alter table {sql_name} alter column \
-             {sql_column} set default pg_catalog.pg_current_xact_id();\ncommit;"
-        );
+        let sql = in_short_transaction(&format!(
+            "{add}alter table {sql_name} alter column {sql_column} set default \
+             pg_catalog.pg_current_xact_id();"
+        ));
         let doing = format!("adding column {wanted} to table {name}");
         let result = format!("column {wanted} added to table {name}: existing rows have NULL");
         plan.steps
@@ -266,19 +265,16 @@ fn steps(
     Ok(())
 }
 
-/// Makes the indexes of partitions parts of that of their table: Postgres then gives a later
-/// partition such an index.
 /// The step that drops an index that was not completed, if there is one.
 fn drop_of_broken_index(target: &IndexTarget, wanted: &str) -> Result<Option<Step>> {
-    let index = index_name(&target.table, wanted);
-    let schema = quote_ident(&target.schema)?;
-    let sql_index = quote_ident(&index)?;
+    if !target.broken {
+        return Ok(None);
+    }
+    let index = target.index_of(wanted);
     let doing = format!("dropping invalid index {index}");
     let result = format!("invalid index {index} dropped");
-    let drop = format!("drop index concurrently {schema}.{sql_index};");
-    Ok(target
-        .broken
-        .then(|| Step::new(How::Unbounded, doing, result, drop)))
+    let drop = format!("drop index concurrently {};", target.quoted_index(wanted)?);
+    Ok(Some(Step::new(How::Unbounded, doing, result, drop)))
 }
 
 /// The step that creates the index of column `wanted`.
@@ -306,6 +302,8 @@ fn creation_of_index(target: &IndexTarget, wanted: &str) -> Result<Step> {
     Ok(Step::new(how, doing, result, create))
 }
 
+/// Makes the indexes of partitions parts of that of their table: Postgres then gives a later
+/// partition such an index.
 fn attach(plan: &mut Plan, wanted: &str, targets: &[IndexTarget]) -> Result<()> {
     let has_own = |target: &&IndexTarget| target.lacks_index() || target.index.is_some();
     for target in targets

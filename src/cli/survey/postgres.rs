@@ -13,7 +13,7 @@ use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
 use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, missing_index, restored_rows, table_facts};
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
@@ -27,7 +27,7 @@ use crate::state;
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::unit::human_bytes;
-use walrelay_core::config::{OnError, OutboxConfig};
+use walrelay_core::config::{OnError, OutboxConfig, tables_of};
 use walrelay_core::error::{Error, NextCommand, Remedy, Result};
 use walrelay_core::parked::Parking;
 use walrelay_core::route::Record;
@@ -163,11 +163,7 @@ impl Looked<'_> {
     async fn tables(&self, survey: &mut Survey<'_>, seen: &mut Seen) -> bool {
         let session = self.session;
         let mut are_readable = true;
-        let tables = self
-            .config
-            .outboxes
-            .iter()
-            .filter_map(|outbox| Some((outbox, outbox.source.table()?)));
+        let tables = tables_of(&self.config.outboxes);
         for ((outbox, name), catalog) in tables.zip(&self.facts.catalogs) {
             let is_readable = readable(catalog, outbox);
             are_readable &= is_readable;
@@ -201,19 +197,16 @@ impl Looked<'_> {
 
 /// Prepares the SQL of the configuration, as `run` does.
 async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
-    let has_sql = |outbox: &&OutboxConfig| {
+    for (outbox, _) in tables_of(&config.outboxes) {
         let of = &outbox.upkeep;
-        of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
-    };
-    let tables = config
-        .outboxes
-        .iter()
-        .filter(|outbox| outbox.source.table().is_some());
-    for outbox in tables.clone().filter(has_sql) {
-        table_facts(session.client(), outbox).await?;
+        if of.pending.is_some() || of.order_by.is_some() || of.time.is_some() {
+            table_facts(session.client(), outbox).await?;
+        }
     }
-    for outbox in tables.filter(|outbox| outbox.upkeep.failed.is_some()) {
-        check_counts(session, outbox).await?;
+    for (outbox, _) in tables_of(&config.outboxes) {
+        if outbox.upkeep.failed.is_some() {
+            check_counts(session, outbox).await?;
+        }
     }
     state::may_open(config, session.client()).await?;
     // A check creates no table, and only prepares the statements.
@@ -282,11 +275,7 @@ fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Aske
         .as_ref()
         .map(|slot| described_slot(slot, facts))
         .unwrap_or_default();
-    let tables: Vec<_> = config
-        .outboxes
-        .iter()
-        .filter_map(|outbox| outbox.source.table())
-        .collect();
+    let tables: Vec<_> = tables_of(&config.outboxes).map(|(_, name)| name).collect();
     let judged = if asked == Asked::BeforeSetup {
         &facts.as_set_up(&tables)
     } else {
@@ -342,11 +331,7 @@ fn polled(survey: &mut Survey<'_>, config: &Config, facts: &Facts, why: &str) {
         "",
         format!("the relay polls the table, without a slot: {why}"),
     );
-    let tables = config
-        .outboxes
-        .iter()
-        .filter_map(|outbox| outbox.source.table());
-    for (name, catalog) in tables.zip(&facts.catalogs) {
+    for ((_, name), catalog) in tables_of(&config.outboxes).zip(&facts.catalogs) {
         if let Some(table) = &catalog.table {
             survey.judged("table", name, keeps_rows(name, table), "every row is in it");
         }
@@ -627,5 +612,5 @@ async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<
         }
         rows => rows,
     };
-    rows.map_err(|error| fault::sql(While::Querying(DOING), &error))
+    rows.map_err(|error| fault::query(DOING, &error))
 }

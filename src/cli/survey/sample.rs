@@ -1,7 +1,7 @@
 //! Rows of an outbox's table, and the records they make.
 
 use crate::poll::as_streamed;
-use crate::postgres::quote::{quote_ident, quote_own_rows};
+use crate::postgres::quote::{quote_list, quote_own_rows};
 use crate::source::catalog::Catalog;
 use crate::suggest::ordering;
 use walrelay_core::catalog::{self, Table};
@@ -49,14 +49,9 @@ pub(in crate::cli) type Values = Vec<Option<String>>;
 
 impl Sampled<'_> {
     pub(in crate::cli) fn select(&self) -> Result<String> {
-        let columns = self
-            .outbox
-            .columns
-            .iter()
-            .map(|column| quote_ident(column))
-            .collect::<Result<Vec<_>>>()?;
+        let columns = quote_list(&self.outbox.columns)?;
         let rows = quote_own_rows(self.name, self.table.is_partitioned())?;
-        Ok(format!("select {} from {rows}", columns.join(", ")))
+        Ok(format!("select {columns} from {rows}"))
     }
 
     /// The column whose largest value is the newest row's: a number, or a time.
@@ -102,12 +97,7 @@ impl Sampled<'_> {
             via: Via::Slot,
         };
         match polled.event(place, 0, texts) {
-            Err((place, fault)) => {
-                let column = outbox
-                    .columns
-                    .get(place)
-                    .map(String::as_str)
-                    .unwrap_or_default();
+            Err((column, fault)) => {
                 let cause = format!("column {column} of {name} {fault}");
                 let remedy = format!(
                     "`run` stops at such a row. Declare column {column} NOT NULL, or name another \

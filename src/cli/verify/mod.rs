@@ -22,7 +22,7 @@ use crate::postgres::table;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
-use walrelay_core::config::OutboxConfig;
+use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
 
@@ -139,16 +139,11 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
 }
 
 fn id_headers(config: &Config) -> Result<Vec<String>> {
-    let tables: Vec<&OutboxConfig> = config
-        .outboxes
-        .iter()
-        .filter(|outbox| outbox.source.table().is_some())
-        .collect();
-    if tables.is_empty() {
+    if tables_of(&config.outboxes).next().is_none() {
         let cause = "all outboxes are messages, and messages have no rows to compare";
         return Err(Error::new(Kind::Config, cause).remedy("verify an outbox that is a table"));
     }
-    let header = |outbox: &&OutboxConfig| {
+    let header = |(outbox, _): (&OutboxConfig, &TableName)| {
         outbox.route.id_header.clone().ok_or_else(|| {
             let cause = format!(
                 "records of {} carry no id: route.id_header is empty",
@@ -161,7 +156,8 @@ fn id_headers(config: &Config) -> Result<Vec<String>> {
             )
         })
     };
-    let headers = tables.iter().map(header).collect::<Result<BTreeSet<_>>>()?;
+    let headers = tables_of(&config.outboxes).map(header);
+    let headers = headers.collect::<Result<BTreeSet<_>>>()?;
     Ok(headers.into_iter().collect())
 }
 

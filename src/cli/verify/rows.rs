@@ -3,8 +3,8 @@
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, is_about_value};
 use crate::cli::survey::described;
-use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
+use crate::postgres::fault;
+use crate::postgres::quote::{quote_ident, quote_list, quote_literals, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::verify::Comparison;
 use walrelay_core::catalog::Table;
@@ -67,22 +67,15 @@ impl Plan {
     }
 
     fn select(&self) -> Result<String> {
-        let columns = self
-            .outbox
-            .columns
-            .iter()
-            .map(|column| quote_ident(column))
-            .collect::<Result<Vec<_>>>()?;
+        let columns = quote_list(&self.outbox.columns)?;
         // Rows without an order have the same rank.
         let rank = match &self.order {
             Some(order) => format!("pg_catalog.dense_rank() over (order by {order})"),
             None => "0".to_owned(),
         };
         Ok(format!(
-            "select {}, {rank} from {} where {}",
-            columns.join(", "),
-            self.table,
-            self.condition
+            "select {columns}, {rank} from {} where {}",
+            self.table, self.condition
         ))
     }
 }
@@ -132,7 +125,7 @@ pub(crate) async fn read(
             let page = session
                 .texts(FETCH)
                 .await
-                .map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+                .map_err(|error| fault::query(DOING, &error))?;
             if page.is_empty() {
                 break;
             }
@@ -159,22 +152,17 @@ fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     ))
 }
 
-struct Routing<'p> {
-    plan: &'p Plan,
+struct Routing {
     router: Router,
     polled: Polled,
 }
 
-impl<'p> Routing<'p> {
-    fn new(plan: &'p Plan) -> Result<Routing<'p>> {
+impl Routing {
+    fn new(plan: &Plan) -> Result<Routing> {
         let router = Router::new(&plan.outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
         let bug = |what: String| Error::new(Kind::Bug, format!("a plan without column {what}"));
         let polled = Polled::new(&plan.outbox, plan.columns.clone()).map_err(bug)?;
-        Ok(Routing {
-            plan,
-            router,
-            polled,
-        })
+        Ok(Routing { router, polled })
     }
 
     fn row(&mut self, outbox: usize, row: &[Option<String>], into: &mut Comparison) {
@@ -199,14 +187,7 @@ impl<'p> Routing<'p> {
             .map(|value| value.as_deref().map(str::as_bytes));
         let event = match self.polled.event(place, outbox, values) {
             Ok(event) => event,
-            Err((place, fault)) => {
-                let column = self
-                    .plan
-                    .outbox
-                    .columns
-                    .get(place)
-                    .map(String::as_str)
-                    .unwrap_or_default();
+            Err((column, fault)) => {
                 return into.unroutable(outbox, id.as_bytes(), format!("column {column} {fault}"));
             }
         };
@@ -240,11 +221,7 @@ pub(crate) async fn find_strays(
         let table = &plan.table;
         let mut done = 0;
         for some in ids.chunks(IDS_MAX) {
-            let list = some
-                .iter()
-                .map(|id| quote_literal(id))
-                .collect::<Result<Vec<_>>>()?
-                .join(", ");
+            let list = quote_literals(some)?;
             let select = |left: &str, array: &str| {
                 format!(
                     "select {column} from {table} where {left} = any (array[{list}]::{array}[])"
@@ -259,7 +236,7 @@ pub(crate) async fn find_strays(
                 }
                 found => found,
             };
-            let found = found.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+            let found = found.map_err(|error| fault::query(DOING, &error))?;
             for id in found.iter().filter_map(|row| row.first()?.as_deref()) {
                 into.exists(id.as_bytes());
             }

@@ -22,5 +22,6 @@ pub use delivery::{
 pub use name::{SlotName, TableName};
 pub use outbox::{
     CopiedRows, EventSource, MESSAGE_LSN, NullHeaders, OutboxConfig, RowKey, Upkeep, ValueConfig,
+    tables_of,
 };
 pub(crate) use outbox::{MESSAGE_CONTENT, MESSAGE_PREFIX};

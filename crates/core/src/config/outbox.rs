@@ -56,6 +56,15 @@ impl fmt::Display for EventSource {
     }
 }
 
+/// The outboxes that are tables, each with its table.
+pub fn tables_of(
+    outboxes: &[OutboxConfig],
+) -> impl Iterator<Item = (&OutboxConfig, &TableName)> + Clone {
+    outboxes
+        .iter()
+        .filter_map(|outbox| Some((outbox, outbox.source.table()?)))
+}
+
 /// One source of events with columns, upkeep and route. The default columns are those of Debezium's
 /// Outbox Event Router.
 #[derive(Debug, Clone)]

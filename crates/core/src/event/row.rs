@@ -338,6 +338,8 @@ const KEPT_BYTES_MAX: usize = 1 << 20;
 /// Holds the last row, or 1 MiB at most after a small one.
 #[derive(Debug)]
 pub struct Polled {
+    /// The names of the columns.
+    columns: Vec<String>,
     mapping: Arc<Mapping>,
     message: Vec<u8>,
 }
@@ -354,19 +356,20 @@ impl Polled {
         };
         let missing = |place: usize| outbox.columns.get(place).cloned().unwrap_or_default();
         Ok(Polled {
+            columns: outbox.columns.clone(),
             mapping: Arc::new(Mapping::new(outbox, &relation).map_err(missing)?),
             message: Vec::new(),
         })
     }
 
     /// The event of a row with these values, in Postgres' text form and one for each column; `None`
-    /// is NULL. The error is the place of an invalid value, and its fault.
+    /// is NULL. The error is the column of an invalid value, and its fault.
     pub fn event<'a, 'v>(
         &'a mut self,
         place: Place,
         outbox: usize,
         values: impl ExactSizeIterator<Item = Option<&'v [u8]>>,
-    ) -> Result<Event<'a>, (usize, Fault)> {
+    ) -> Result<Event<'a>, (String, Fault)> {
         // <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT>
         let message = &mut self.message;
         message.clear();
@@ -388,14 +391,18 @@ impl Polled {
                 }
             }
         }
+        let unfit = |(place, fault): (usize, Fault)| {
+            let column = self.columns.get(place).cloned();
+            Err((column.unwrap_or_default(), fault))
+        };
         let Ok(Message::Insert(Insert { tuple, .. })) = decode::decode(&self.message) else {
-            return Err((0, Fault::Binary));
+            return unfit((0, Fault::Binary));
         };
         if tuple.values().count() != self.mapping.columns() {
-            return Err((0, Fault::Unchanged));
+            return unfit((0, Fault::Unchanged));
         }
         if let Some(fault) = self.mapping.fault(&tuple) {
-            return Err(fault);
+            return unfit(fault);
         }
         Ok(Event {
             place,
@@ -581,11 +588,11 @@ mod tests {
         let mut of = polled(&["id", "v"], &["v", "id"]).unwrap();
         assert_eq!(
             of.event(PLACE, 0, [Some(&b"1"[..]), None].into_iter()),
-            Err((0, Fault::Null))
+            Err(("id".to_owned(), Fault::Null))
         );
         assert_eq!(
             of.event(PLACE, 0, [Some(&b"1"[..])].into_iter()),
-            Err((0, Fault::Unchanged))
+            Err(("id".to_owned(), Fault::Unchanged))
         );
         assert_eq!(polled(&["id", "w"], &["v", "id"]).unwrap_err(), "w");
     }
