@@ -475,11 +475,7 @@ async fn run(args: &RunArgs, typed: &[Flag]) -> Outcome {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };
-    let guarantee = if config.delivery.transactions().is_some() {
-        "exactly-once"
-    } else {
-        "at-least-once"
-    };
+    let guarantee = config.delivery.guarantee.into();
     telemetry.metrics.relays(&config.source, guarantee);
     let slot = &config.source.slot;
     let dropped = &telemetry.metrics.dropped_spans;

@@ -87,7 +87,10 @@ impl<'a> Override<'a> {
             )
             .remedy("write it as --set delivery.retry_attempts=5 or --set route.topic=orders")
         })?;
-        let over = |(mut names, value): (Vec<String>, &Spanned<DeValue<'a>>)| {
+        let over = |entry: Entry<'_, 'a>| {
+            let Entry {
+                mut names, value, ..
+            } = entry;
             if names.join(".").starts_with(KAFKA_PROPERTIES) && names.len() > 3 {
                 names = vec![names.remove(0), names.remove(0), names.join(".")];
             }
@@ -97,7 +100,7 @@ impl<'a> Override<'a> {
                 origin: Origin::Flag(SET),
             }
         };
-        Ok(values_of(&[], table.get_ref())
+        Ok(entries(&[], table.get_ref(), |_| true)
             .into_iter()
             .map(over)
             .collect())
@@ -363,7 +366,7 @@ impl<'a> Reader<'a> {
         }
         let mut errors = Errors::default();
         let mut given = BTreeMap::new();
-        for entry in entries(&[], &root) {
+        for entry in entries(&[], &root, |name| tables().contains(&name)) {
             errors.keep(self.check(&entry));
             if let Some(text) = text_of(entry.value.get_ref()) {
                 let origin = self.origin(entry.value.span().start);
@@ -443,7 +446,7 @@ impl<'a> Reader<'a> {
     fn flat(&self, properties: &DeTable<'a>) -> Result<DeTable<'a>> {
         let mut errors = Errors::default();
         let mut flat = DeTable::new();
-        for (names, value) in values_of(&[], properties) {
+        for Entry { names, value, .. } in entries(&[], properties, |_| true) {
             let name = names.join(".");
             let span = value.span();
             if flat.contains_key(name.as_str()) {
@@ -569,13 +572,18 @@ struct Entry<'t, 'v> {
     value: &'t Spanned<DeValue<'v>>,
 }
 
-fn entries<'t, 'v>(above: &[String], table: &'t DeTable<'v>) -> Vec<Entry<'t, 'v>> {
+/// The entries in `table` and in the tables below it that `descends` names.
+fn entries<'t, 'v>(
+    above: &[String],
+    table: &'t DeTable<'v>,
+    descends: fn(&str) -> bool,
+) -> Vec<Entry<'t, 'v>> {
     let mut found = Vec::new();
     for (name, value) in table {
         let names = [above, &[name.get_ref().clone().into_owned()]].concat();
         match value.get_ref().as_table() {
-            Some(below) if tables().contains(&names.join(".").as_str()) => {
-                found.extend(entries(&names, below))
+            Some(below) if descends(&names.join(".")) => {
+                found.extend(entries(&names, below, descends))
             }
             _ => found.push(Entry {
                 names,
@@ -610,22 +618,6 @@ fn set<'v>(table: &mut DeTable<'v>, names: &[String], value: Spanned<DeValue<'v>
     if let DeValue::Table(inner) = table.entry(key).or_insert(empty).get_mut() {
         set(inner, rest, value);
     }
-}
-
-/// The values in `table` and in the tables below it, each with the names of the tables and its own.
-fn values_of<'t, 'v>(
-    above: &[String],
-    table: &'t DeTable<'v>,
-) -> Vec<(Vec<String>, &'t Spanned<DeValue<'v>>)> {
-    let mut values = Vec::new();
-    for (name, value) in table {
-        let names = [above, &[name.get_ref().clone().into_owned()]].concat();
-        match value.get_ref().as_table() {
-            Some(below) => values.extend(values_of(&names, below)),
-            None => values.push((names, value)),
-        }
-    }
-    values
 }
 
 /// A single value as text; none for dates, arrays and tables.

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
-use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
 use crate::config::sink_kind::SinkKind;
+use walrelay_core::choices;
 use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES};
 use walrelay_core::config::outbox::{Format, Outbox, RouteConfig};
 use walrelay_core::config::text;
@@ -156,75 +156,32 @@ impl FromStr for Backlog {
     }
 }
 
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum Mode {
-    /// From the replication slot
-    #[default]
-    Slot,
-    /// From the table, by polling
-    Poll,
-    /// From the slot where there can be one, else from the table until there can
-    Auto,
-}
+choices! {
+    pub enum Mode {
+        /// From the replication slot
+        #[default]
+        Slot,
+        /// From the table, by polling
+        Poll,
+        /// From the slot where there can be one, else from the table until there can
+        Auto,
+    }
 
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum OnLoss {
-    /// Create it again, and read the unpublished rows from the table
-    #[default]
-    Recover,
-    /// Stop
-    Stop,
-}
+    pub enum OnLoss {
+        /// Create it again, and read the unpublished rows from the table
+        #[default]
+        Recover,
+        /// Stop
+        Stop,
+    }
 
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum OverBudget {
-    /// The slot stays, and the relay reports that it is not ready
-    #[default]
-    Unready,
-    /// The slot is dropped, and rows are read from the table
-    GiveUp,
+    pub enum OverBudget {
+        /// The slot stays, and the relay reports that it is not ready
+        #[default]
+        Unready,
+        /// The slot is dropped, and rows are read from the table
+        GiveUp,
+    }
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
@@ -353,30 +310,17 @@ pub struct StateConfig {
     pub adopt_slot: bool,
 }
 
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum StoreKind {
-    /// In a compacted Kafka topic
-    #[default]
-    Kafka,
-    /// In the table walrelay.position of the outbox's database
-    Postgres,
-    /// In the slot only: more duplicates after a crash of the server, and no check that slot and
-    /// server belong together
-    Slot,
+choices! {
+    pub enum StoreKind {
+        /// In a compacted Kafka topic
+        #[default]
+        Kafka,
+        /// In the table walrelay.position of the outbox's database
+        Postgres,
+        /// In the slot only: more duplicates after a crash of the server, and no check that slot
+        /// and server belong together
+        Slot,
+    }
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
@@ -419,27 +363,14 @@ pub(crate) struct Log {
     pub filter: String,
 }
 
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum LogFormat {
-    /// For people
-    #[default]
-    Text,
-    /// One object per line
-    Json,
+choices! {
+    pub enum LogFormat {
+        /// For people
+        #[default]
+        Text,
+        /// One object per line
+        Json,
+    }
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]

@@ -65,11 +65,7 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let retention = config.clone();
     let metrics = telemetry.metrics.clone();
-    let promised = if config.delivery.transactions().is_some() {
-        "exactly-once"
-    } else {
-        "at-least-once"
-    };
+    let promised: &str = config.delivery.guarantee.into();
     let bus = config.sink.kind.bus().name;
     let bus_address = config.bus_address();
     tracing::info!(

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
-use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
 use super::unit::{Count, DAY_MS, HOUR_MS, Lasting, SECOND_MS, Within};
 
@@ -167,56 +166,29 @@ pub enum ReadTails {
     Never,
 }
 
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-/// The reaction to an event that cannot be delivered.
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum OnError {
-    /// Stop before the event
-    #[default]
-    Stop,
-    /// Park the event and later ones of its aggregate, and continue
-    Park,
-    /// Write the event to the dead-letter topic, and continue
-    DeadLetter,
-    /// Give the event up with a line in the log, and continue
-    Skip,
-}
+choices! {
+    /// The reaction to an event that cannot be delivered.
+    pub enum OnError {
+        /// Stop before the event
+        #[default]
+        Stop,
+        /// Park the event and later ones of its aggregate, and continue
+        Park,
+        /// Write the event to the dead-letter topic, and continue
+        DeadLetter,
+        /// Give the event up with a line in the log, and continue
+        Skip,
+    }
 
-/// How often an event is delivered.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    Deserialize,
-    Serialize,
-    EnumMessage,
-    IntoStaticStr,
-    VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum Guarantee {
-    /// Each event, and some twice after a crash
-    #[default]
-    AtLeastOnce,
-    /// Each event once, in transactions of the bus, for consumers that read only committed records
-    ExactlyOnce,
+    /// How often an event is delivered.
+    pub enum Guarantee {
+        /// Each event, and some twice after a crash
+        #[default]
+        AtLeastOnce,
+        /// Each event once, in transactions of the bus, for consumers that read only committed
+        /// records
+        ExactlyOnce,
+    }
 }
 
 #[cfg(test)]

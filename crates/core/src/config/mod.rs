@@ -9,6 +9,24 @@
 //! | [`text`], [`mod@unit`] | what a text and a number may be |
 //! | [`name`] | names of slots and tables, and SQL |
 
+/// Settings whose value is one of a few words. The words in the file and of the flag are the names
+/// of the variants, and the help of the flag is their documentation.
+#[macro_export]
+macro_rules! choices {
+    ($($(#[$doc:meta])* $visible:vis enum $name:ident { $($variants:tt)+ })+) => {
+        $(
+            $(#[$doc])*
+            #[derive(
+                Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize,
+                strum::EnumMessage, strum::IntoStaticStr, strum::VariantArray,
+            )]
+            #[serde(rename_all = "kebab-case")]
+            #[strum(serialize_all = "kebab-case")]
+            $visible enum $name { $($variants)+ }
+        )+
+    };
+}
+
 pub mod delivery;
 pub mod draft;
 pub mod name;
