@@ -49,6 +49,7 @@
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
 //! | [`source`] | walsender session, framing, pre-flight, row keys, catalog watch | yes |
 //! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
+//! | [`survey`] | the list of checks of `doctor` and `config check` | no |
 //! | [`sink`] | where records go: a folder or file for each bus | yes |
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
 //! | [`state`] | the position store; whose position it is: server and slot | yes |
@@ -142,6 +143,7 @@ pub mod sink;
 pub(crate) mod source;
 pub(crate) mod state;
 pub(crate) mod suggest;
+pub(crate) mod survey;
 pub mod telemetry;
 pub mod upkeep;
 pub(crate) mod verify;

@@ -7,9 +7,7 @@ use tokio_postgres::error::SqlState;
 use crate::cli::config::{self, RunSettings};
 use crate::cli::output::{Outcome, Output, cell, hex, labelled, note, print, print_report};
 use crate::cli::sql::is_about_value;
-use crate::cli::survey::{
-    Asked, Check, Place, STATEMENT_LIMIT, Sampled, Survey, Values, WARNING, WRONG, readable,
-};
+use crate::cli::survey::{Asked, Place, STATEMENT_LIMIT, Sampled, Values, look, readable};
 use crate::config::written::effective;
 use crate::config::{Config, SourceConfig};
 use crate::postgres::fault;
@@ -20,11 +18,10 @@ use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 use walrelay_core::event::Shown as Id;
 
-use crate::sink::kafka::options::record_limit_bytes;
-use crate::sink::kafka::{fits_client, record_bytes};
-use crate::sink::{AnySink, BusSink as _};
+use crate::sink::{AnySink, BusSink as _, checks};
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
+use crate::survey::{Check, Survey, WARNING, WRONG};
 use crate::upkeep::writer;
 use walrelay_core::route::Record;
 
@@ -101,7 +98,8 @@ pub(crate) async fn check(
         return print(&effective(&settings, &config));
     }
     let mut survey = Survey::new(complete);
-    let Some(Place { session, facts }) = survey.look(&config, Asked::BeforeSetup).await else {
+    let Some(Place { session, facts }) = look(&config, Asked::BeforeSetup, &mut survey).await
+    else {
         let late = || {
             Error::new(
                 Kind::PostgresUnreachable,
@@ -215,8 +213,8 @@ async fn row(
     };
     let position = outbox.route.position_header.as_deref();
     let routed = sampled.routed(&values, |record| {
-        let limit = record_limit_bytes(&config.kafka);
-        let size = limit.and_then(|limit| fits_client(record.topic, record_bytes(record), limit));
+        let bus = checks(config.sink.kind);
+        let size = bus.admits(config, record.topic, bus.record_bytes(record));
         (Shown::of(record, position, !args.no_body), size)
     });
     match routed {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::cli::config::{self, AGE_MAX, RelaySettings, duration, one_of};
-use crate::cli::output::{Consent, Grid, Outcome, counted, note, print_report};
+use crate::cli::output::{Consent, Grid, Outcome, note, print_report};
 use crate::cli::progress::Bar;
 use crate::config::StoreKind;
 use crate::source::preflight;
@@ -18,6 +18,7 @@ use walrelay_core::config::unit::exact_duration;
 use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::ledger::trail::Published;
+use walrelay_core::printable::counted;
 
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Where the seconds of a time end in the text form of Postgres.

@@ -15,8 +15,7 @@ use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::config::model::KEYS;
 use crate::config::{Config, LogFormat, Mode, OnLoss, OverBudget, SinkKind, StoreKind};
-use crate::sink::kafka::options::{unencrypted, weakened};
-use crate::sink::kafka::properties::check_properties;
+use crate::sink::{check_properties, checks};
 use walrelay_core::config::unit::{exact_duration, parse_duration, parse_seconds};
 use walrelay_core::config::{Guarantee, OnError};
 use walrelay_core::error::{Errors, Result};
@@ -267,19 +266,7 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
         .filter_map(|database| database.weakness());
     warnings.extend(weaknesses.map(|weakness| format!("Postgres: {weakness}")));
     warnings.dedup();
-    warnings.extend(unverified(config));
-    let unencrypted = if config.sink.kind == SinkKind::Kafka {
-        unencrypted(&config.kafka)
-    } else {
-        Vec::new()
-    };
-    if let Some(broker) = unencrypted.first() {
-        warnings.push(format!(
-            "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see \
-             security.protocol of the \
-             Kafka properties"
-        ));
-    }
+    warnings.extend(checks(config.sink.kind).weaknesses(config));
     if let Some(address) = config
         .http
         .listen
@@ -290,11 +277,4 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
         ));
     }
     warnings
-}
-
-/// The options with which the bus's server is not verified.
-pub(crate) fn unverified(config: &Config) -> impl Iterator<Item = String> {
-    weakened(&config.kafka)
-        .into_iter()
-        .map(|weak| format!("Kafka's server is not verified: {weak}"))
 }

@@ -4,9 +4,12 @@
 use clap::Args;
 
 use crate::cli::config::{self, RunSettings, flags};
-use crate::cli::output::{Failure, Grid, Outcome, Output, counted, print_report};
-use crate::cli::survey::{Asked, Check, OK, Survey, WARNING, WRONG, addressed};
-use walrelay_core::error::{Error, Kind, NextCommand};
+use crate::cli::output::{Failure, Grid, Outcome, Output, print_report};
+use crate::cli::survey::{Asked, look};
+use crate::sink::checks;
+use crate::survey::{Check, OK, Survey, WARNING, WRONG};
+use walrelay_core::error::{Error, Kind, NextCommand, filled};
+use walrelay_core::printable::counted;
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
@@ -58,13 +61,14 @@ pub(super) async fn doctor(
     for warning in config::warnings(&settings, &config) {
         survey.warning("configuration", "", warning, None);
     }
-    survey.look(&config, Asked::Both).await;
+    look(&config, Asked::Both, &mut survey).await;
+    let placeholders = checks(config.sink.kind).placeholders(&config);
     for fix in survey
         .checks
         .iter_mut()
         .filter_map(|check| check.fix.as_mut())
     {
-        *fix = addressed(fix, &config.kafka);
+        *fix = filled(fix, &placeholders);
     }
     print_report(args.output, &survey, &text(&survey))?;
     verdict(&survey)

@@ -9,17 +9,18 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::config::{self, FileArgs};
-use crate::cli::output::{Grid, Outcome, Target, counted};
+use crate::cli::output::{Grid, Outcome, Target};
 use crate::cli::sql::column;
 use crate::config::layers::Flags;
 use crate::config::model::tables;
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
-use crate::sink::kafka::properties::check_properties;
+use crate::sink::check_properties;
 use crate::source::preflight::{self, judge_version};
 use walrelay_core::config::TableName;
 use walrelay_core::config::name::quoted;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::counted;
 use walrelay_core::secret::Secret;
 use walrelay_debezium::{Connector, Effect, Found, Import, Left};
 

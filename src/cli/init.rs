@@ -4,7 +4,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings};
-use crate::cli::output::{Grid, Outcome, Target, labelled, shell_word};
+use crate::cli::output::{Grid, Outcome, Target, labelled};
 use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::column;
 use crate::config::file::Origin;
@@ -17,6 +17,7 @@ use crate::suggest::{Known, Suggestion, suggest};
 use walrelay_core::catalog::{Column, Table};
 use walrelay_core::config::TableName;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::shell_word;
 
 const TABLES: &str = include_str!("../../sql/tables.sql");
 /// The file's name without `--output`.

@@ -13,13 +13,13 @@ use crate::config::model::KEYS;
 use crate::config::{Config, LogFormat};
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
-use crate::sink::linked_libraries;
+use crate::sink::{checks, linked_libraries};
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::service_manager::ServiceManager;
 use crate::telemetry::{Page, Telemetry, http, logging};
 use walrelay_core::error::{Error, Flag, Given, Kind, NextCommand, Result};
 
-use walrelay_core::printable::printable;
+use walrelay_core::printable::{printable, shell_word};
 
 mod check;
 mod cleanup;
@@ -57,7 +57,7 @@ use exporter::ExporterArgs;
 use import::ImportArgs;
 use init::InitArgs;
 pub use output::Output;
-use output::{Failure, Form, Outcome, error_in, shell_word, tool_placeholders};
+use output::{Failure, Form, Outcome, error_in};
 use parked::ParkedCommand;
 use pending::PendingArgs;
 use replay::ReplayArgs;
@@ -433,7 +433,7 @@ fn configured(args: &RunArgs, typed: &[Flag]) -> Result<Config> {
     Given {
         flags: flags_for_remedies(file, &config, typed),
         takes,
-        placeholders: tool_placeholders(&config.kafka),
+        placeholders: checks(config.sink.kind).placeholders(&config),
     }
     .set_for_process();
     logging::init(config.log.format == LogFormat::Json, &config.log.filter)?;

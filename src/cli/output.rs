@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,10 +10,8 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-use crate::config::KafkaConfig;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::printable::{is_harmful, printable};
-use walrelay_core::secret::Secret;
+use walrelay_core::printable::printable;
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -259,45 +256,6 @@ impl Target {
         }
         Ok(())
     }
-}
-
-/// `text` as one word of a shell; in the form of bash and zsh where a character has to be escaped.
-pub(crate) fn shell_word(text: &str) -> String {
-    if text.contains(is_harmful) {
-        let text = text
-            .replace('\\', "\\\\")
-            .replace('\'', "\\'")
-            .replace('\n', "\\n")
-            .replace('\t', "\\t");
-        return format!("$'{}'", printable(&text));
-    }
-    match text
-        .chars()
-        .all(|c| c.is_ascii_alphanumeric() || "._-/:,=@".contains(c))
-    {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
-}
-
-/// The placeholders in commands of the bus's tools, with the brokers and the user of `config`.
-pub(crate) fn tool_placeholders(config: &KafkaConfig) -> Vec<(&'static str, String)> {
-    let value = |names: &[&str]| {
-        names
-            .iter()
-            .find_map(|name| config.properties.get(*name))
-            .map(Secret::expose)
-    };
-    let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
-    // With other mechanisms, the user's name is in a ticket, a token or a certificate.
-    let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
-    let user = value(&["sasl.username"]).filter(|_| has_name);
-    let brokers = (
-        "--bootstrap-server …",
-        format!("--bootstrap-server {}", shell_word(&config.brokers)),
-    );
-    let user = user.map(|user| ("User:…", shell_word(&format!("User:{user}"))));
-    iter::once(brokers).chain(user).collect()
 }
 
 pub(crate) fn note(text: impl std::fmt::Display) {
@@ -598,17 +556,10 @@ pub(crate) fn width() -> Option<usize> {
     })
 }
 
-pub(crate) fn counted(count: u64, one: &str) -> String {
-    if count == 1 {
-        format!("1 {one}")
-    } else {
-        format!("{count} {one}s")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::printable::shell_word;
 
     const NOON_MS: i64 = 1_772_366_400_000;
 

@@ -9,9 +9,7 @@ use clap::{ArgGroup, Args};
 use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings, flags};
-use crate::cli::output::{
-    Consent, Grid, Outcome, Output, counted, note, notes, or_dash, print_report,
-};
+use crate::cli::output::{Consent, Grid, Outcome, Output, note, notes, or_dash, print_report};
 use crate::cli::progress::{Bar, Sending};
 use crate::cli::sql::{Range, Times};
 use crate::config::Config;
@@ -22,6 +20,7 @@ use crate::sink::{AnySink, BusSink as _};
 use walrelay_core::config::TableName;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
+use walrelay_core::printable::counted;
 
 #[derive(Debug, Args, Serialize)]
 #[command(

@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 use crate::cli::config::{self, AGE_MAX, Common, DAY, seconds};
 use crate::cli::nagios::{Check, State, figure};
 use crate::cli::output::{
-    Outcome, Output, clear_screen, counted, labelled, or_dash, print, print_line, print_to_reader,
+    Outcome, Output, clear_screen, labelled, or_dash, print, print_line, print_to_reader,
 };
 use crate::cli::parked::table::ParkedCount;
 use crate::postgres::query::{Param, one_json};
@@ -27,6 +27,7 @@ use walrelay_core::config::SlotName;
 use walrelay_core::config::unit::{human_bytes, parse_bytes};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use walrelay_core::position::Lsn;
+use walrelay_core::printable::counted;
 
 const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.

@@ -241,10 +241,8 @@ impl Relay {
             .is_none_or(|served| *served == session.start.identity.server);
         self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
-        self.config
-            .kafka
-            .cluster_id
-            .clone_from(&session.start.identity.cluster_id);
+        let cluster_id = session.start.identity.cluster_id.clone();
+        AnySink::expect_cluster(&mut self.config, cluster_id);
         let start = session.start.identity.position;
         let published = session.start.identity.published.clone();
         let mut pipeline = self
@@ -455,10 +453,7 @@ impl Relay {
         let sink = self.producer.take_sink()?;
         self.tell_delivered(&mut lease, delivered);
         self.served = Some(lease.stored.server.clone());
-        self.config
-            .kafka
-            .cluster_id
-            .clone_from(&lease.stored.cluster_id);
+        AnySink::expect_cluster(&mut self.config, lease.stored.cluster_id.clone());
         self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that an operator requests again are published, delivered or not.

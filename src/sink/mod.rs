@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, LocalBoxFuture};
 use strum::VariantArray as _;
 use tokio::sync::watch;
 use walrelay_core::error::{Error, Kind, Result};
@@ -14,6 +14,7 @@ use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
 use crate::config::{Config, SinkKind};
+use crate::survey::{BUS, Seen, Survey};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
@@ -29,6 +30,7 @@ pub use kafka::KafkaSink;
 pub(crate) use kafka::native::linked_libraries;
 pub use kafka::options::Transactional;
 pub use kafka::producer::Producer;
+pub(crate) use kafka::properties::check_properties;
 pub(crate) use null::NullSink;
 pub use stdout::StdoutSink;
 pub(crate) use stdout::{json_of, printed};
@@ -74,6 +76,9 @@ pub trait BusSink: Sink + Sized {
     fn is_internal(_topic: &str) -> bool {
         false
     }
+
+    /// Makes sinks of `config` count no ack of another cluster than this one.
+    fn expect_cluster(_: &mut Config, _id: Option<String>) {}
 
     /// A handle; none of a sink that could neither be away nor refuse us.
     fn handle(&self) -> SinkHandle {
@@ -124,6 +129,53 @@ pub trait BusSink: Sink + Sized {
     /// the end.
     fn close(self) -> impl Future<Output = ()> + Send {
         async {}
+    }
+}
+
+/// What a bus tells commands before anything is sent. What a bus has not is as the defaults say.
+pub(crate) trait BusChecks: Sync {
+    /// What makes connections weaker than they look, without secrets.
+    fn weaknesses(&self, _: &Config) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The placeholders in commands of the bus's tools, each with what replaces it.
+    fn placeholders(&self, _: &Config) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// The size of a record, as the bus counts it.
+    fn record_bytes(&self, record: &Record<'_>) -> usize {
+        record.bytes()
+    }
+
+    /// Whether the client takes a record of this size.
+    fn admits(&self, _: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Adds the checks of the bus. Gives the id of the cluster, if a server tells.
+    fn survey<'a>(
+        &self,
+        _: &'a Config,
+        _: &'a Seen,
+        survey: &'a mut Survey<'_>,
+    ) -> LocalBoxFuture<'a, Option<String>> {
+        survey.ok(BUS, "", "not asked: sink.kind is not kafka");
+        Box::pin(async { None })
+    }
+}
+
+/// Of a sink of this process.
+struct NoChecks;
+
+impl BusChecks for NoChecks {}
+
+/// What the bus of `sink.kind` tells.
+pub(crate) fn checks(kind: SinkKind) -> &'static dyn BusChecks {
+    match kind {
+        SinkKind::Kafka => &kafka::survey::KafkaChecks,
+        SinkKind::Stdout | SinkKind::Null => &NoChecks,
     }
 }
 
@@ -296,6 +348,10 @@ impl BusSink for AnySink {
         SinkKind::VARIANTS
             .iter()
             .any(|kind| of!(kind, Of => Of::is_internal(topic)))
+    }
+
+    fn expect_cluster(config: &mut Config, id: Option<String>) {
+        of!(config.sink.kind, Of => Of::expect_cluster(config, id))
     }
 
     fn handle(&self) -> SinkHandle {

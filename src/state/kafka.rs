@@ -8,10 +8,11 @@ use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use crate::config::{KafkaConfig, StateConfig};
+use crate::sink::BusHandle as _;
 use crate::sink::Producer;
+use crate::sink::kafka::cluster::{judge_of_position, refused_position};
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
-use crate::sink::{BusHandle as _, kafka::faults};
 use crate::state::Stored;
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -171,19 +172,9 @@ fn asked<T, E>(
 }
 
 fn look(reader: &TopicReader, topic: &str) -> Result<Layout> {
-    reader.layout(topic).map_err(|error| refused(error, topic))
-}
-
-/// `error`, where it refuses the topic, as one of the topic that keeps the position.
-pub(crate) fn refused(error: Error, topic: &str) -> Error {
-    if error.kind() != Kind::TopicRefused {
-        return error;
-    }
-    // No event waits for the topic.
-    let needs = faults::grant(&["Read", "Write", "Describe"], topic);
-    error
-        .with_kind(Kind::BusRefused)
-        .remedy(format!("grant what the position needs: {needs}"))
+    reader
+        .layout(topic)
+        .map_err(|error| refused_position(error, topic))
 }
 
 fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
@@ -224,7 +215,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
 /// Says whether the topic is fit. Brokers may not know its settings before `until`.
 fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>) -> Result<()> {
     let partitions = seen.partitions.len();
-    judge(topic, partitions, None)?;
+    judge_of_position(topic, partitions, None)?;
     if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
         let replicas = seen.replicas;
         let brokers = seen.brokers.len();
@@ -234,7 +225,7 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
     match asked(&seen.brokers, until, |broker| {
         admin.setting(topic, "cleanup.policy", broker)
     }) {
-        Ok(policy) => judge(topic, partitions, Some(&policy)),
+        Ok(policy) => judge_of_position(topic, partitions, Some(&policy)),
         Err(why) => {
             let fix = "make sure that cleanup.policy=compact";
             tracing::warn!(event = "state_topic_unchecked", %topic, error = why, fix,
@@ -242,27 +233,6 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
             Ok(())
         }
     }
-}
-
-/// Whether a topic with this number of partitions and, where it is known, `cleanup.policy` keeps a
-/// position.
-pub(crate) fn judge(topic: &str, partitions: usize, cleanup_policy: Option<&str>) -> Result<()> {
-    if partitions != 1 {
-        let cause =
-            format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
-        return Err(Error::new(Kind::BusRefused, cause)
-            .remedy("configure another state topic: walrelay creates it with one partition"));
-    }
-    let deletes = |policy: &&str| !policy.split(',').any(|part| part.trim() == "compact");
-    let Some(policy) = cleanup_policy.filter(deletes) else {
-        return Ok(());
-    };
-    let cause =
-        format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
-    Err(Error::new(Kind::BusRefused, cause).remedy(format!(
-        "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {topic} \
-         --add-config cleanup.policy=compact"
-    )))
 }
 
 /// How long the relay waits for transactions of others.
@@ -463,26 +433,6 @@ mod tests {
     }
 
     const TOPIC: &str = "walrelay.state";
-
-    #[test]
-    fn a_topic_that_is_not_compacted_or_has_several_partitions_keeps_no_position() {
-        let error = judge("t", 2, None).unwrap_err();
-        assert!(
-            error.kind() == Kind::BusRefused && error.cause().contains("2 partitions"),
-            "{error}"
-        );
-        for fit in [None, Some("compact"), Some("delete, compact")] {
-            assert_eq!(judge("t", 1, fit), Ok(()));
-        }
-        let error = judge("t", 1, Some("delete")).unwrap_err();
-        assert_eq!(error.kind(), Kind::BusRefused);
-        assert!(
-            error
-                .what_to_do()
-                .unwrap()
-                .ends_with("--entity-name t --add-config cleanup.policy=compact")
-        );
-    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_it() {

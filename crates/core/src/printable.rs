@@ -37,6 +37,34 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// `text` as one word of a shell; in the form of bash and zsh where a character has to be escaped.
+pub fn shell_word(text: &str) -> String {
+    if text.contains(is_harmful) {
+        let text = text
+            .replace('\\', "\\\\")
+            .replace('\'', "\\'")
+            .replace('\n', "\\n")
+            .replace('\t', "\\t");
+        return format!("$'{}'", printable(&text));
+    }
+    match text
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || "._-/:,=@".contains(c))
+    {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+/// A count of things of which one is called `one`.
+pub fn counted(count: u64, one: &str) -> String {
+    if count == 1 {
+        format!("1 {one}")
+    } else {
+        format!("{count} {one}s")
+    }
+}
+
 /// A writer of whole texts that makes each [`printable()`].
 #[derive(Debug)]
 pub struct Printable<W>(pub W);

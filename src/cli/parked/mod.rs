@@ -12,12 +12,12 @@ use serde::Serialize;
 
 use crate::cli::config::Common;
 use crate::cli::output::{
-    Consent, Grid, Outcome, Output, cell, counted, labelled, note, or_dash, print_report, table,
-    width,
+    Consent, Grid, Outcome, Output, cell, labelled, note, or_dash, print_report, table, width,
 };
 use walrelay_core::config::unit::parse_duration;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::parked::CLASSES;
+use walrelay_core::printable::counted;
 
 const SHOWN_MAX: usize = 20;
 const UNCHANGED: &str = "nothing was changed";

@@ -12,7 +12,7 @@ use super::{
     SHOWN_MAX, ShowArgs, Span, UNCHANGED,
 };
 use crate::cli::config;
-use crate::cli::output::{Outcome, age, counted, cut, note, print_report, time};
+use crate::cli::output::{Outcome, age, cut, note, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
 use crate::postgres::fault;
@@ -23,6 +23,7 @@ use walrelay_core::clock::now_us;
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::parked::BEHIND;
+use walrelay_core::printable::counted;
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");
 /// The events that the flags select: all queries of events begin with it.

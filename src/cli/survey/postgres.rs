@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use tokio_postgres::error::SqlState;
 
+use super::Asked;
 use super::sample::{LIMIT, Sampled, readable};
-use super::{Asked, Survey};
-use crate::cli::output::counted;
 use crate::cli::setup::plan::{Capacity, without_transaction};
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::ClockDifference;
@@ -18,42 +17,25 @@ use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
-use crate::sink::kafka::record_bytes;
+use crate::sink::checks;
 use crate::source::preflight::{
     self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows,
 };
 use crate::source::row_key;
 use crate::state;
+use crate::survey::{Largest, Seen, Survey};
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OnError, OutboxConfig, tables_of};
-use walrelay_core::error::{Error, NextCommand, Remedy, Result};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::parked::Parking;
+use walrelay_core::printable::counted;
 use walrelay_core::route::Record;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
 const TOPICS_MAX: usize = 100;
-
-/// What Postgres says about the bus.
-#[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) system_identifier: Option<String>,
-    /// Topics of events, with the largest record that was seen.
-    pub(super) topics: BTreeMap<String, Option<Largest>>,
-    pub(super) place: Option<Place>,
-}
-
-/// The largest record for a topic.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Largest {
-    pub(super) bytes: usize,
-    /// The id of its row.
-    pub(super) row: String,
-    /// Its time, where a column says it.
-    pub(super) time_ms: Option<i64>,
-}
 
 #[derive(Debug)]
 pub(in crate::cli) struct Place {
@@ -61,19 +43,22 @@ pub(in crate::cli) struct Place {
     pub(in crate::cli) facts: Facts,
 }
 
-/// Adds the checks of Postgres to `survey`. What an earlier fault leaves open is left out.
-pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>) -> Seen {
-    let mut seen = Seen {
-        topics: topics_of_templates(config),
-        ..Seen::default()
-    };
+/// Adds the checks of Postgres to `survey`, and what they say about the bus to `seen`. What an
+/// earlier fault leaves open is left out.
+pub(super) async fn look(
+    config: &Config,
+    asked: Asked,
+    survey: &mut Survey<'_>,
+    seen: &mut Seen,
+) -> Option<Place> {
+    seen.topics = topics_of_templates(config);
     let source = &config.source;
     let address = source.database.describe();
     let session = match SqlSession::connect(&source.database, asked.application_name()).await {
         Ok(session) => session,
         Err(error) => {
             survey.wrong("postgres", &address, &error);
-            return seen;
+            return None;
         }
     };
     let client = session.client();
@@ -83,7 +68,7 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
         Ok(facts) => facts,
         Err(error) => {
             survey.wrong("server", "", &error);
-            return seen;
+            return None;
         }
     };
     let version = format!("PostgreSQL {}", facts.server.version);
@@ -102,15 +87,14 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
     subject.source(survey).await;
     copies(survey, config, &facts, asked).await;
     clock(survey, &session).await;
-    upkeep_is_open &= subject.tables(survey, &mut seen).await;
+    upkeep_is_open &= subject.tables(survey, seen).await;
     if upkeep_is_open {
         let fits = "the role may do what is configured for rows and parked events";
         survey.judged("upkeep", "", upkeep(&session, &named).await, fits);
     }
     owned(survey, &session, &named).await;
     seen.system_identifier.clone_from(&facts.system_identifier);
-    seen.place = Some(Place { session, facts });
-    seen
+    Some(Place { session, facts })
 }
 
 /// The topics that templates without columns name.
@@ -181,14 +165,7 @@ impl Looked<'_> {
                     name,
                     table: &table,
                 };
-                rows(
-                    survey,
-                    session,
-                    &sampled,
-                    self.config.delivery.on_error,
-                    seen,
-                )
-                .await;
+                rows(survey, session, &sampled, self.config, seen).await;
             }
         }
         are_readable
@@ -485,7 +462,7 @@ async fn rows(
     survey: &mut Survey<'_>,
     session: &SqlSession,
     sampled: &Sampled<'_>,
-    on_error: OnError,
+    config: &Config,
     seen: &mut Seen,
 ) {
     const CHECK: &str = "rows";
@@ -505,7 +482,7 @@ async fn rows(
         let id = row.first().cloned().flatten().unwrap_or_default();
         let largest = |record: &Record<'_>| {
             let found = Largest {
-                bytes: record_bytes(record),
+                bytes: checks(config.sink.kind).record_bytes(record),
                 row: id,
                 time_ms: record.timestamp_ms,
             };
@@ -520,21 +497,13 @@ async fn rows(
         }
     }
     if let Some(number) = large_object(session, sampled, &values).await {
-        let column = &sampled.outbox.payload;
-        let name = sampled.name;
-        let found = format!(
-            "column {column} has the numbers of large objects, such as {number}: consumers get the \
-             number, and not its content"
-        );
-        let fix = format!(
-            "alter table {name} alter column {0} type text using convert_from(lo_get({0}::oid), \
-             'UTF8'); -- and map it as text",
-            quoted(column)
-        );
-        survey.warning(CHECK, &subject, found, Some(fix.into()));
+        let risk = numbers_for_content(sampled, &number);
+        survey.risk(CHECK, &subject, &risk);
     }
     match routed {
-        Err(error) if on_error == OnError::Stop => survey.risk(CHECK, subject, &error),
+        Err(error) if config.delivery.on_error == OnError::Stop => {
+            survey.risk(CHECK, subject, &error)
+        }
         Err(error) => survey.ok(
             CHECK,
             subject,
@@ -549,6 +518,20 @@ async fn rows(
             );
         }
     }
+}
+
+fn numbers_for_content(sampled: &Sampled<'_>, number: &str) -> Error {
+    let column = &sampled.outbox.payload;
+    let name = sampled.name;
+    let found = format!(
+        "column {column} has the numbers of large objects, such as {number}: consumers get the \
+         number, and not its content"
+    );
+    Error::new(Kind::Unhealthy, found).remedy(format!(
+        "alter table {name} alter column {0} type text using convert_from(lo_get({0}::oid), \
+         'UTF8'); -- and map it as text",
+        quoted(column)
+    ))
 }
 
 /// A payload of these rows that is the number of a large object, as a mapping of `@Lob` to text

@@ -11,7 +11,7 @@ use super::native::{Answer, Described, Resource, Settings, describe};
 use super::options::Options;
 use super::topic_reader::{ADMIN_TIMEOUT, HIDDEN, TopicAdmin};
 use crate::config::KafkaConfig;
-use walrelay_core::error::{Error, Result};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The brokers, as one of them describes the cluster. Settings are known where the client may see
 /// them.
@@ -270,6 +270,43 @@ fn of_topic(topic: &str) -> Subject<'_> {
     }
 }
 
+/// `error`, where it refuses the topic, as one of the topic that keeps the position.
+pub(crate) fn refused_position(error: Error, topic: &str) -> Error {
+    if error.kind() != Kind::TopicRefused {
+        return error;
+    }
+    // No event waits for the topic.
+    let needs = faults::grant(&["Read", "Write", "Describe"], topic);
+    error
+        .with_kind(Kind::BusRefused)
+        .remedy(format!("grant what the position needs: {needs}"))
+}
+
+/// Whether a topic with this number of partitions and, where it is known, `cleanup.policy` keeps a
+/// position.
+pub(crate) fn judge_of_position(
+    topic: &str,
+    partitions: usize,
+    cleanup_policy: Option<&str>,
+) -> Result<()> {
+    if partitions != 1 {
+        let cause =
+            format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
+        return Err(Error::new(Kind::BusRefused, cause)
+            .remedy("configure another state topic: walrelay creates it with one partition"));
+    }
+    let deletes = |policy: &&str| !policy.split(',').any(|part| part.trim() == "compact");
+    let Some(policy) = cleanup_policy.filter(deletes) else {
+        return Ok(());
+    };
+    let cause =
+        format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
+    Err(Error::new(Kind::BusRefused, cause).remedy(format!(
+        "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {topic} \
+         --add-config cleanup.policy=compact"
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,5 +365,25 @@ mod tests {
             ("retention.ms", "-1"),
         ];
         assert_eq!(TimeLimits::of(settings(&unlimited)), TimeLimits::default());
+    }
+
+    #[test]
+    fn a_topic_that_is_not_compacted_or_has_several_partitions_keeps_no_position() {
+        let error = judge_of_position("t", 2, None).unwrap_err();
+        assert!(
+            error.kind() == Kind::BusRefused && error.cause().contains("2 partitions"),
+            "{error}"
+        );
+        for fit in [None, Some("compact"), Some("delete, compact")] {
+            assert_eq!(judge_of_position("t", 1, fit), Ok(()));
+        }
+        let error = judge_of_position("t", 1, Some("delete")).unwrap_err();
+        assert_eq!(error.kind(), Kind::BusRefused);
+        assert!(
+            error
+                .what_to_do()
+                .unwrap()
+                .ends_with("--entity-name t --add-config cleanup.policy=compact")
+        );
     }
 }

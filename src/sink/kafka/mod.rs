@@ -9,6 +9,7 @@
 //! | `faults` | the error for each code of librdkafka |
 //! | `topic_reader` | readers of topics, and the client that creates topics |
 //! | `cluster` | what the brokers say about themselves and about topics, for `walrelay doctor` |
+//! | `survey` | the checks of `walrelay doctor` |
 //! | `native` | calls of librdkafka that its crate has not: all `unsafe` code |
 
 pub(crate) mod cluster;
@@ -19,6 +20,7 @@ pub(crate) mod options;
 pub(crate) mod partitions;
 pub(crate) mod producer;
 pub(crate) mod properties;
+pub(super) mod survey;
 pub(crate) mod topic_reader;
 
 use std::mem;
@@ -318,19 +320,12 @@ fn served_before(config: &KafkaConfig, made: Result<KafkaSink>) -> Result<KafkaS
 }
 
 /// The size of a record that is sent alone: key, value, headers and what Kafka adds, at most.
-pub(crate) fn record_bytes(record: &Record<'_>) -> usize {
-    let headers = record.headers.iter();
-    let headers: usize = headers
-        .map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES)
-        .sum();
-    record.key.map_or(0, <[u8]>::len)
-        + record.value.map_or(0, <[u8]>::len)
-        + headers
-        + RECORD_OVERHEAD_BYTES
+fn record_bytes(record: &Record<'_>) -> usize {
+    record.bytes() + record.headers.len() * HEADER_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
 }
 
 /// Whether librdkafka takes a record of this size, with its `message.max.bytes`.
-pub(crate) fn fits_client(topic: &str, record_bytes: usize, limit_bytes: usize) -> Result<()> {
+fn fits_client(topic: &str, record_bytes: usize, limit_bytes: usize) -> Result<()> {
     if record_bytes <= limit_bytes {
         return Ok(());
     }
@@ -438,6 +433,10 @@ impl BusSink for KafkaSink {
 
     fn is_internal(topic: &str) -> bool {
         faults::is_internal(topic)
+    }
+
+    fn expect_cluster(config: &mut Config, id: Option<String>) {
+        config.kafka.cluster_id = id;
     }
 
     fn handle(&self) -> SinkHandle {

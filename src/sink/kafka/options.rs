@@ -11,6 +11,7 @@ use rdkafka::error::KafkaError;
 
 use crate::config::KafkaConfig;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::shell_word;
 use walrelay_core::secret::Secret;
 
 use super::properties::{
@@ -249,12 +250,6 @@ fn finish(
     Ok(options)
 }
 
-/// The size of the largest record that librdkafka takes with this configuration: its
-/// `message.max.bytes`.
-pub(crate) fn record_limit_bytes(config: &KafkaConfig) -> Result<usize> {
-    Ok(Options::producer(config)?.message_max_bytes)
-}
-
 /// librdkafka's property, and its default in bytes.
 const BATCH_SIZE: &str = "batch.size";
 const BATCH_BYTES: usize = 1_000_000;
@@ -281,8 +276,43 @@ pub(crate) fn reduce_batches(config: &mut KafkaConfig, record_bytes: usize) -> O
     Some(bytes)
 }
 
+/// The placeholders in commands of Kafka's tools, with the brokers and the user of `config`.
+pub(super) fn tool_placeholders(config: &KafkaConfig) -> Vec<(&'static str, String)> {
+    let value = |names: &[&str]| {
+        names
+            .iter()
+            .find_map(|name| config.properties.get(*name))
+            .map(Secret::expose)
+    };
+    let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
+    // With other mechanisms, the user's name is in a ticket, a token or a certificate.
+    let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
+    let user = value(&["sasl.username"]).filter(|_| has_name);
+    let brokers = (
+        "--bootstrap-server …",
+        format!("--bootstrap-server {}", shell_word(&config.brokers)),
+    );
+    let user = user.map(|user| ("User:…", shell_word(&format!("User:{user}"))));
+    std::iter::once(brokers).chain(user).collect()
+}
+
+/// What makes the connections weaker than they look, for warnings at start.
+pub(super) fn weaknesses(config: &KafkaConfig) -> Vec<String> {
+    let unverified = weakened(config)
+        .into_iter()
+        .map(|weak| format!("Kafka's server is not verified: {weak}"));
+    let unencrypted = unencrypted(config).into_iter().take(1).map(|broker| {
+        format!(
+            "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see \
+             security.protocol of the \
+             Kafka properties"
+        )
+    });
+    unverified.chain(unencrypted).collect()
+}
+
 /// The brokers on other hosts to which connections are not encrypted.
-pub(crate) fn unencrypted(config: &KafkaConfig) -> Vec<&str> {
+fn unencrypted(config: &KafkaConfig) -> Vec<&str> {
     let brokers = config
         .brokers
         .split(',')
@@ -309,8 +339,8 @@ fn is_here(broker: &str) -> bool {
             .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Names the settings that make a connection weaker than it looks, for a warning at start.
-pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
+/// Names the settings with which the server is not verified.
+fn weakened(config: &KafkaConfig) -> Vec<String> {
     let weak = [
         ("ssl.endpoint.identification.algorithm", "none"),
         ("enable.ssl.certificate.verification", "false"),
@@ -329,8 +359,8 @@ pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
+    use walrelay_core::error::filled;
 
     fn config(properties: &[(&str, &str)]) -> KafkaConfig {
         let properties = properties
@@ -435,5 +465,48 @@ mod tests {
         assert_eq!(weakened(&config(&[])), Vec::<String>::new());
         let named = weakened(&config(&[("enable.ssl.certificate.verification", "false")]));
         assert_eq!(named, ["enable.ssl.certificate.verification=false"]);
+    }
+
+    #[test]
+    fn commands_of_kafka_name_the_brokers_and_a_user_with_a_password() {
+        let property = |(name, value): (&str, &str)| (name.to_owned(), Secret::new(value));
+        let said = |fix: &str, properties: &[(&str, &str)]| {
+            let properties = properties.iter().copied().map(property).collect();
+            let brokers = "a:1,b:1".to_owned();
+            let id_headers = Vec::new();
+            filled(
+                fix,
+                &tool_placeholders(&KafkaConfig {
+                    brokers,
+                    properties,
+                    id_headers,
+                    ..KafkaConfig::default()
+                }),
+            )
+        };
+        let grant =
+            "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --topic t";
+        let named = [
+            ("sasl.mechanism", "SCRAM-SHA-512"),
+            ("sasl.username", "the relay"),
+        ];
+        assert_eq!(
+            said(grant, &named),
+            "grant it: kafka-acls --bootstrap-server a:1,b:1 --add --allow-principal 'User:the \
+             relay' --topic t"
+        );
+        // The certificate has the name, or a ticket.
+        assert!(
+            said(
+                grant,
+                &[("sasl.mechanism", "GSSAPI"), ("sasl.username", "x")]
+            )
+            .contains(" User:… --topic t")
+        );
+        assert!(said(grant, &[]).contains(" User:… --topic t"));
+        assert_eq!(
+            said("create it: kafka-topics --bootstrap-server … --create", &[]),
+            "create it: kafka-topics --bootstrap-server a:1,b:1 --create"
+        );
     }
 }

@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use super::Survey;
-use super::postgres::{Largest, Seen};
-use crate::cli::output::{counted, tool_placeholders};
-use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
-use crate::sink::kafka::cluster::{
-    Cluster, Description, Topic, may_not_write, no_topic, takes_no_time,
+use futures_util::future::LocalBoxFuture;
+use tokio::task::spawn_blocking;
+
+use super::cluster::{
+    Cluster, Description, Topic, judge_of_position, may_not_write, no_topic, refused_position,
+    takes_no_time,
 };
-use crate::sink::kafka::faults::may_not_read;
-use crate::sink::kafka::fits_client;
-use crate::sink::kafka::options::record_limit_bytes;
-use crate::sink::{BusHandle as _, BusSink as _, KafkaSink};
-use crate::state::kafka::{judge, refused};
+use super::faults::may_not_read;
+use super::options::{Options, tool_placeholders, weaknesses};
+use super::{KafkaSink, fits_client, record_bytes};
+use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
+use crate::sink::{BusChecks, BusHandle as _, BusSink as _};
+use crate::survey::{BUS, Largest, Seen, Survey, TOPIC_RIGHTS};
 use walrelay_core::clock::now_us;
-
 use walrelay_core::config::unit::human_bytes;
-
 use walrelay_core::config::{OnError, ReadTails};
-
-use walrelay_core::error::{Error, Kind, Result, filled};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::{counted, shell_word};
+use walrelay_core::route::Record;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -35,24 +35,51 @@ impl Purpose {
     /// `error`, with what the relay needs of a topic for this purpose.
     fn refused(self, error: Error, topic: &str) -> Error {
         if self == Purpose::Position {
-            refused(error, topic)
+            refused_position(error, topic)
         } else {
             error
         }
     }
 }
 
+/// What Kafka tells commands.
+pub(in crate::sink) struct KafkaChecks;
+
+impl BusChecks for KafkaChecks {
+    fn weaknesses(&self, config: &Config) -> Vec<String> {
+        weaknesses(&config.kafka)
+    }
+
+    fn placeholders(&self, config: &Config) -> Vec<(&'static str, String)> {
+        tool_placeholders(&config.kafka)
+    }
+
+    fn record_bytes(&self, record: &Record<'_>) -> usize {
+        record_bytes(record)
+    }
+
+    fn admits(&self, config: &Config, topic: &str, record_bytes: usize) -> Result<()> {
+        let limit_bytes = Options::producer(&config.kafka)?.message_max_bytes;
+        fits_client(topic, record_bytes, limit_bytes)
+    }
+
+    fn survey<'a>(
+        &self,
+        config: &'a Config,
+        seen: &'a Seen,
+        survey: &'a mut Survey<'_>,
+    ) -> LocalBoxFuture<'a, Option<String>> {
+        Box::pin(look(config, seen, survey))
+    }
+}
+
 /// Adds the checks of Kafka to `survey`, for the topics that were seen in Postgres and those of the
 /// configuration. Gives the id of the cluster, if a broker tells.
-pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<String> {
-    if config.sink.kind != SinkKind::Kafka {
-        survey.ok("kafka", "", "not asked: sink.kind is not kafka");
-        return None;
-    }
+async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<String> {
     let answer = match answering(&config.kafka).await {
         Ok(answer) => answer,
         Err(error) => {
-            survey.wrong("kafka", &config.kafka.brokers, &error);
+            survey.wrong(BUS, &config.kafka.brokers, &error);
             return None;
         }
     };
@@ -63,7 +90,7 @@ pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) 
         .map(|id| format!(" of cluster {id}"))
         .collect::<String>();
     survey.ok(
-        "kafka",
+        BUS,
         &config.kafka.brokers,
         format!("answers, with {brokers}{of}"),
     );
@@ -87,7 +114,8 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
     }
     let names: Vec<String> = topics.iter().map(|(_, name)| (*name).clone()).collect();
     let kafka = config.kafka.clone();
-    let cluster = match blocking(move || Cluster::read(&kafka, broker, &names)).await {
+    let read = spawn_blocking(move || Cluster::read(&kafka, broker, &names)).await;
+    let cluster = match read.unwrap_or_else(|error| Err(Error::new(Kind::Bug, error))) {
         Ok(cluster) => cluster,
         Err(error) => return survey.wrong("topic", "", &error),
     };
@@ -105,7 +133,7 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
                 missing(cluster.creates_topics, creation, purpose, name, survey)
             }
             Topic::Refused(error) => {
-                survey.wrong("topic-rights", name, &purpose.refused(error.clone(), name))
+                survey.wrong(TOPIC_RIGHTS, name, &purpose.refused(error.clone(), name))
             }
         }
     }
@@ -116,11 +144,11 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
     {
         let id = of.transactional_id(system, config.source.slot.as_str());
         // No request asks for the right without fencing the relay that uses the id.
-        let list = addressed(
-            &format!("kafka-acls --bootstrap-server … --list --transactional-id {id}"),
-            &config.kafka,
+        let brokers = shell_word(&config.kafka.brokers);
+        let found = format!(
+            "its ACLs were not asked: kafka-acls --bootstrap-server {brokers} --list \
+             --transactional-id {id}"
         );
-        let found = format!("its ACLs were not asked: {list}");
         survey.judged(
             "transactional-id",
             &id,
@@ -128,11 +156,6 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
             &found,
         );
     }
-}
-
-/// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
-pub(in crate::cli) fn addressed(fix: &str, config: &KafkaConfig) -> String {
-    filled(fix, &tool_placeholders(config))
 }
 
 /// What the first broker tells that answers.
@@ -153,14 +176,6 @@ async fn answering(config: &KafkaConfig) -> Result<Answer> {
     let answer = asked.await;
     sink.close().await;
     answer
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Error::new(Kind::Bug, error))?
 }
 
 /// A topic that does not exist is no fault where somebody creates it.
@@ -201,9 +216,6 @@ fn missing(
 }
 
 fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
-    const RIGHTS: &str = "topic-rights";
-    let reads_tails = config.delivery.read_tails == ReadTails::AtStart
-        && config.delivery.transactions().is_none();
     let [partitions, replicas] = [(found.partitions, "partition"), (found.replicas, "replica")]
         .map(|(count, what)| counted(count as u64, what));
     survey.ok("topic", name, format!("{partitions}, {replicas} each"));
@@ -219,7 +231,8 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
         );
     }
     if of == Purpose::Position
-        && let Err(error) = judge(name, found.partitions, found.cleanup_policy.as_deref())
+        && let Err(error) =
+            judge_of_position(name, found.partitions, found.cleanup_policy.as_deref())
     {
         survey.wrong("topic", name, &error);
     }
@@ -256,16 +269,28 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
         let fix = format!("kafka-configs --bootstrap-server … {alter}");
         survey.warning("topic-safety", name, text, Some(fix.into()));
     }
+    rights(config, found, of, name, survey);
+}
+
+fn rights(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
+    let reads_tails = config.delivery.read_tails == ReadTails::AtStart
+        && config.delivery.transactions().is_none();
     match (found.may_write, found.may_read) {
-        (true, false) if of == Purpose::Position => {
-            survey.wrong(RIGHTS, name, &refused(may_not_read(name), name))
-        }
-        (false, _) => survey.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
+        (true, false) if of == Purpose::Position => survey.wrong(
+            TOPIC_RIGHTS,
+            name,
+            &refused_position(may_not_read(name), name),
+        ),
+        (false, _) => survey.wrong(TOPIC_RIGHTS, name, &of.refused(may_not_write(name), name)),
         (true, false) if of == Purpose::Events && reads_tails => {
             let why = "after a crash, events that were published before come again";
-            survey.risk(RIGHTS, name, &may_not_read(name).because(why));
+            survey.risk(TOPIC_RIGHTS, name, &may_not_read(name).because(why));
         }
-        (true, _) => survey.ok(RIGHTS, name, "the relay may do what it does with the topic"),
+        (true, _) => survey.ok(
+            TOPIC_RIGHTS,
+            name,
+            "the relay may do what it does with the topic",
+        ),
     }
 }
 
@@ -287,8 +312,7 @@ fn record_size(
         .as_deref()
         .unwrap_or("a limit that this user may not see (DescribeConfigs)");
     let fits = format!("the largest has {}, of {limit}", human_bytes(bytes as u64));
-    let by_client =
-        record_limit_bytes(&config.kafka).and_then(|limit| fits_client(name, bytes, limit));
+    let by_client = KafkaChecks.admits(config, name, bytes);
     let codecs = ["compression.type", "compression.codec"];
     let given = codecs
         .iter()
@@ -341,53 +365,4 @@ fn record_time(
         name,
         format!("the topic takes the time of row {}{expires}", largest.row),
     );
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use walrelay_core::secret::Secret;
-
-    #[test]
-    fn commands_of_kafka_name_the_brokers_and_a_user_with_a_password() {
-        let property = |(name, value): (&str, &str)| (name.to_owned(), Secret::new(value));
-        let said = |fix: &str, properties: &[(&str, &str)]| {
-            let properties = properties.iter().copied().map(property).collect();
-            let brokers = "a:1,b:1".to_owned();
-            let id_headers = Vec::new();
-            addressed(
-                fix,
-                &KafkaConfig {
-                    brokers,
-                    properties,
-                    id_headers,
-                    ..KafkaConfig::default()
-                },
-            )
-        };
-        let grant =
-            "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --topic t";
-        let named = [
-            ("sasl.mechanism", "SCRAM-SHA-512"),
-            ("sasl.username", "the relay"),
-        ];
-        assert_eq!(
-            said(grant, &named),
-            "grant it: kafka-acls --bootstrap-server a:1,b:1 --add --allow-principal 'User:the \
-             relay' --topic t"
-        );
-        // The certificate has the name, or a ticket.
-        assert!(
-            said(
-                grant,
-                &[("sasl.mechanism", "GSSAPI"), ("sasl.username", "x")]
-            )
-            .contains(" User:… --topic t")
-        );
-        assert!(said(grant, &[]).contains(" User:… --topic t"));
-        assert_eq!(
-            said("create it: kafka-topics --bootstrap-server … --create", &[]),
-            "create it: kafka-topics --bootstrap-server a:1,b:1 --create"
-        );
-    }
 }
