@@ -514,6 +514,12 @@ impl Settings {
         if matches!(delivery.on_error, OnError::Stop | OnError::Park) {
             return Ok(());
         }
+        base.refuse_if(
+            delivery.on_error == OnError::DeadLetter && !sink.kind.capabilities().dead_letters,
+            "delivery.on_error",
+            "is dead-letter, and this sink has no place for dead letters",
+            "set it to park: events that cannot be delivered wait in a table",
+        )?;
         let letters = &delivery.dead_letter_topic;
         if state.store == StoreKind::Kafka && state.topic == *letters {
             let cause =

@@ -15,6 +15,8 @@ pub struct Capabilities {
     pub reads_back: bool,
     /// The bus can keep the position.
     pub keeps_position: bool,
+    /// Dead letters can be told from events, and are refused for other reasons than these.
+    pub dead_letters: bool,
     /// Records reach somebody else: an event that is acked is delivered.
     pub delivers: bool,
 }
@@ -91,6 +93,7 @@ const LOCAL: Capabilities = Capabilities {
     transactions: false,
     reads_back: false,
     keeps_position: false,
+    dead_letters: true,
     delivers: false,
 };
 
@@ -118,7 +121,13 @@ kinds! {
         create_topic: "kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write \
                      and Describe on it",
         topics: TopicRule::DEFAULT,
-    }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };
+    }, Capabilities {
+        transactions: true,
+        reads_back: true,
+        keeps_position: true,
+        dead_letters: true,
+        delivers: true,
+    };
     ["webhook"]
     /// To one URL, a request for each record
     Webhook = Bus {
@@ -128,7 +137,7 @@ kinds! {
         stalled: "see the receiver's log: it answers slowly, or not with 2xx",
         create_topic: "let the receiver take requests for {topic}",
         topics: TopicRule::DEFAULT,
-    }, Capabilities { delivers: true, ..LOCAL };
+    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
     /// To standard output, one JSON object per record
     Stdout = local("standard output"), LOCAL;
     /// Nowhere

@@ -864,7 +864,11 @@ async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -
         .filter(|outbox| outbox.source.table().is_some());
     let tables = match all_table_facts(reader.client(), &config.outboxes).await {
         // A change of the table holds its lock, and its commit can wait for this relay.
-        Err(error) if error.kind() == Kind::PostgresUnreachable && !reader.client().is_closed() => {
+        Err(error)
+            if error.kind() == Kind::PostgresUnreachable
+                && !reader.client().is_closed()
+                && !source.gives_up_over_budget() =>
+        {
             warn(error.to_string());
             return Ok(());
         }

@@ -3,19 +3,22 @@
 //!
 //! While the bus is away nothing is sent but a probe, with back-off. Records wait in their lanes.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::sync::{Notify, watch};
+use futures_util::future::{BoxFuture, LocalBoxFuture};
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
-use crate::sink::{BusHandle, BusSink, SinkHandle};
+use crate::sink::{BusChecks, BusHandle, BusSink, SinkHandle};
+use crate::survey::{BUS, Seen, Survey};
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
@@ -73,12 +76,20 @@ pub enum Away {
     Unusable(Error),
 }
 
+impl Away {
+    fn into_error(self, reach: &'static str) -> Error {
+        match self {
+            Away::Unreachable(cause) => Error::new(Kind::BusUnreachable, cause).remedy(reach),
+            Away::Unusable(error) => error,
+        }
+    }
+}
+
 /// What a handle shares with its sink.
 #[derive(Debug)]
 struct Life {
     tracker: Tracker,
-    is_given_up: AtomicBool,
-    given_up: Notify,
+    given_up: CancellationToken,
     outstanding: AtomicUsize,
 }
 
@@ -102,7 +113,12 @@ enum State {
 }
 
 enum Ended {
-    Attempt(AttemptId, Answer),
+    /// `acked_before` records were acked when it began.
+    Attempt {
+        id: AttemptId,
+        answer: Answer,
+        acked_before: u64,
+    },
     Probe(Result<(), Away>),
 }
 
@@ -125,8 +141,7 @@ impl<B: LaneBus> LaneSink<B> {
         let lanes = Lanes::new(bus.sent_max(), config.sink.max_in_flight_events);
         let life = Life {
             tracker: Tracker::new(B::KIND.bus(), is_quiet),
-            is_given_up: AtomicBool::new(false),
-            given_up: Notify::new(),
+            given_up: CancellationToken::new(),
             outstanding: AtomicUsize::new(0),
         };
         let mut sink = LaneSink {
@@ -143,7 +158,7 @@ impl<B: LaneBus> LaneSink<B> {
     }
 
     fn is_given_up(&self) -> bool {
-        self.life.is_given_up.load(Ordering::Acquire)
+        self.life.given_up.is_cancelled()
     }
 
     /// Sends what may be sent now.
@@ -153,9 +168,17 @@ impl<B: LaneBus> LaneSink<B> {
             State::Open => {
                 while let Some(attempt) = self.lanes.next(now.into_std()) {
                     let bus = Arc::clone(&self.bus);
+                    let acked_before = self.lanes.acked_count();
+                    let given_up = self.life.given_up.clone();
                     self.running.spawn(async move {
-                        let answer = bus.send(&attempt.record).await;
-                        Ended::Attempt(attempt.id, answer)
+                        // A process that stood still may have lost the slot: it sends no more.
+                        let sent = given_up.run_until_cancelled(bus.send(&attempt.record));
+                        let stopped = || Answer::Away(Away::Unreachable("given up".to_owned()));
+                        Ended::Attempt {
+                            id: attempt.id,
+                            answer: sent.await.unwrap_or_else(stopped),
+                            acked_before,
+                        }
                     });
                 }
             }
@@ -172,33 +195,63 @@ impl<B: LaneBus> LaneSink<B> {
     fn ended(&mut self, ended: Result<Ended, JoinError>) {
         let ended = match ended {
             Ok(ended) => ended,
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => return,
+            },
         };
         let now = Instant::now().into_std();
         match ended {
             Ended::Probe(Ok(())) => {
-                self.life.tracker.up();
+                // A refusal ends with an answer to a record.
+                if !matches!(self.life.tracker.now(), Connection::Refused(_)) {
+                    self.life.tracker.up();
+                }
                 self.state = State::Open;
             }
             Ended::Probe(Err(away)) => self.away(&away),
-            Ended::Attempt(id, Answer::Away(away)) => {
-                self.lanes.ended(id, Outcome::Unknown, now);
+            Ended::Attempt {
+                id,
+                answer,
+                acked_before,
+            } => {
+                let outcome = self.outcome(answer, acked_before);
+                self.lanes.ended(id, outcome, now);
+            }
+        }
+        self.count();
+    }
+
+    fn outcome(&mut self, answer: Answer, acked_before: u64) -> Outcome {
+        match answer {
+            Answer::Acked => {
+                self.answered();
+                Outcome::Acked
+            }
+            Answer::Refused { error, after } => {
+                self.answered();
+                self.tell_delay(&error);
+                Outcome::Refused { error, after }
+            }
+            // The bus took others meanwhile: it is about this record.
+            Answer::Away(Away::Unreachable(cause)) if self.lanes.acked_count() > acked_before => {
+                let error = Error::new(Kind::BusUnreachable, cause);
+                self.tell_delay(&error);
+                Outcome::Refused { error, after: None }
+            }
+            Answer::Away(away) => {
                 // Attempts that began before the bus was away say nothing new.
                 if self.state == State::Open {
                     self.away(&away);
                 }
-            }
-            Ended::Attempt(id, Answer::Acked) => {
-                self.pause = PAUSE;
-                self.lanes.ended(id, Outcome::Acked, now);
-            }
-            Ended::Attempt(id, Answer::Refused { error, after }) => {
-                self.pause = PAUSE;
-                self.tell_delay(&error);
-                self.lanes.ended(id, Outcome::Refused { error, after }, now);
+                Outcome::Unknown
             }
         }
-        self.count();
+    }
+
+    fn answered(&mut self) {
+        self.pause = PAUSE;
+        self.life.tracker.up();
     }
 
     /// A record that waits in its lane is reported to nobody.
@@ -245,6 +298,17 @@ impl<B: LaneBus> Sink for LaneSink<B> {
         Ok(())
     }
 
+    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        if self.is_given_up() {
+            return Err(EnqueueError::Finished);
+        }
+        self.bus.check(record).map_err(EnqueueError::Refused)?;
+        self.lanes.enqueue_apart(record, ticket)?;
+        self.count();
+        self.start();
+        Ok(())
+    }
+
     fn refuses_each(&self) -> bool {
         true
     }
@@ -266,7 +330,6 @@ impl<B: LaneBus> Sink for LaneSink<B> {
                 self.ended(ended);
             }
             if self.is_given_up() {
-                self.running.abort_all();
                 let Some(ticket) = self.lanes.oldest() else {
                     return std::future::pending().await;
                 };
@@ -290,7 +353,7 @@ impl<B: LaneBus> Sink for LaneSink<B> {
             tokio::select! {
                 Some(ended) = self.running.join_next() => self.ended(ended),
                 () = woken => {}
-                () = life.given_up.notified() => {}
+                () = life.given_up.cancelled() => {}
             }
         }
     }
@@ -327,18 +390,48 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
             }
             Err(away) => {
                 self.life.told(&away);
-                Err(match away {
-                    Away::Unreachable(cause) => {
-                        Error::new(Kind::BusUnreachable, cause).remedy(reach)
-                    }
-                    Away::Unusable(error) => error,
-                })
+                Err(away.into_error(reach))
             }
         }
     }
 
     async fn close(mut self) {
         self.running.shutdown().await;
+    }
+}
+
+/// What `doctor` and `config check` ask: whether the settings make a client, and whether the bus
+/// answers.
+pub(crate) struct LaneChecks<B>(PhantomData<fn() -> B>);
+
+impl<B> LaneChecks<B> {
+    pub(super) const NEW: LaneChecks<B> = LaneChecks(PhantomData);
+}
+
+impl<B: LaneBus> BusChecks for LaneChecks<B> {
+    fn admits(&self, config: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
+        B::new(config).map(drop)
+    }
+
+    fn survey<'a>(
+        &self,
+        config: &'a Config,
+        _: &'a Seen,
+        survey: &'a mut Survey<'_>,
+    ) -> LocalBoxFuture<'a, Option<String>> {
+        Box::pin(async move {
+            let Bus { name, reach, .. } = B::KIND.bus();
+            let address = config.bus_address().unwrap_or_default();
+            let asked = match B::new(config) {
+                Ok(bus) => bus.probe().await.map_err(|away| away.into_error(reach)),
+                Err(error) => Err(error),
+            };
+            match asked {
+                Ok(()) => survey.ok(BUS, address, format!("{name} answers")),
+                Err(error) => survey.wrong(BUS, address, &error),
+            }
+            None
+        })
     }
 }
 
@@ -351,8 +444,7 @@ impl BusHandle for Handle {
         if records == 0 {
             return None;
         }
-        self.0.is_given_up.store(true, Ordering::Release);
-        self.0.given_up.notify_one();
+        self.0.given_up.cancel();
         Some(records)
     }
 

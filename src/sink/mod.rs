@@ -175,6 +175,8 @@ impl BusChecks for NoChecks {}
 pub(crate) fn checks(kind: SinkKind) -> &'static dyn BusChecks {
     match kind {
         SinkKind::Kafka => &kafka::survey::KafkaChecks,
+        #[cfg(feature = "webhook")]
+        SinkKind::Webhook => &lanes::LaneChecks::<webhook::Webhook>::NEW,
         SinkKind::Stdout | SinkKind::Null => &NoChecks,
     }
 }

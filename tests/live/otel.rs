@@ -12,7 +12,10 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use prost::Message as _;
-use tokio_rustls::rustls::{ServerConnection, StreamOwned};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::support::certificates::{Authority, Identity, LOOPBACK};
 use crate::support::relay::EXIT;
@@ -21,6 +24,23 @@ use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
 const SECRET: &str = "canary-header-81c2";
+
+/// For a server that presents this certificate.
+pub(super) fn server_config(identity: &Identity) -> Arc<ServerConfig> {
+    let certificates = CertificateDer::pem_file_iter(&identity.certificate).expect("a file");
+    let certificates = certificates
+        .collect::<Result<_, _>>()
+        .expect("certificates");
+    let key = PrivateKeyDer::from_pem_file(&identity.key).expect("a key");
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions of TLS");
+    let config = config
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .expect("an identity");
+    Arc::new(config)
+}
 
 /// A receiver of OTLP/HTTP.
 #[derive(Clone, Default)]
@@ -42,7 +62,7 @@ impl Collector {
 
     /// The same with TLS, on a free port.
     fn listen_as(identity: &Identity) -> (Collector, u16) {
-        let config = identity.server_config();
+        let config = server_config(identity);
         Collector::accept(0, move |collector, stream| {
             let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
             collector.serve(StreamOwned::new(connection, stream));

@@ -3,15 +3,10 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
 };
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::guardian::run_directory;
 
@@ -82,25 +77,6 @@ pub(crate) struct Identity {
     pub(crate) key: PathBuf,
     /// Both in one file, for Kafka.
     pub(crate) keystore: PathBuf,
-}
-
-impl Identity {
-    /// For a server that presents this certificate.
-    pub(crate) fn server_config(&self) -> Arc<ServerConfig> {
-        let certificates = CertificateDer::pem_file_iter(&self.certificate).expect("a file");
-        let certificates = certificates
-            .collect::<Result<_, _>>()
-            .expect("certificates");
-        let key = PrivateKeyDer::from_pem_file(&self.key).expect("a key");
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .expect("versions of TLS");
-        let config = config
-            .with_no_client_auth()
-            .with_single_cert(certificates, key)
-            .expect("an identity");
-        Arc::new(config)
-    }
 }
 
 fn named(common_name: &str) -> CertificateParams {

@@ -6,8 +6,9 @@
 //!
 //! 1. [`Lanes::enqueue`] puts a record at the end of its lane.
 //! 2. The first record of a lane is sent. The others wait for its ack.
-//! 3. A record of which nobody knows whether the bus has it is sent again before any later record
-//!    of its key.
+//! 3. A record of which nobody knows whether the bus has it, or that the bus cannot take now, is
+//!    sent again before any later record of its key. Where the bus takes other records meanwhile, it
+//!    is refused in the end.
 //! 4. A refused record holds its lane until the relay has decided: [`Lanes::retry`] sends it again,
 //!    [`Lanes::withdraw`] takes back the whole lane. Other lanes go on.
 
@@ -15,7 +16,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Disposition, Error};
+use crate::error::{Disposition, Error, Kind};
 use crate::ledger::Ticket;
 use crate::route::{OwnedRecord, Record};
 use crate::sink::{Delivery, EnqueueError};
@@ -24,6 +25,8 @@ use crate::sink::{Delivery, EnqueueError};
 const WAIT: Duration = Duration::from_millis(500);
 /// The longest such wait.
 const WAIT_MAX: Duration = Duration::from_secs(30);
+/// So often the bus may not take a record while it takes others; then the record is refused.
+const DELAYS_MAX: u32 = 5;
 
 /// How one attempt to send a record ended.
 #[derive(Debug)]
@@ -32,14 +35,16 @@ pub enum Outcome {
     Acked,
     /// The bus does not have it, and says why. `after` is the wait that the bus asks for.
     ///
-    /// An error that is retried without a limit is not reported: the record waits in its lane.
+    /// An error that is retried without a limit is not reported: the record waits in its lane. It
+    /// becomes a refusal, [`Kind::TopicRefused`], once the record waited for the fifth time and
+    /// other records were acked since the first.
     Refused {
         /// Why.
         error: Error,
         /// How long the bus wants the next attempt to wait.
         after: Option<Duration>,
     },
-    /// The bus may have it, or not: the connection was lost, or no answer came.
+    /// The bus may have it, or not, as all that is on its way: the connection was lost.
     Unknown,
 }
 
@@ -67,8 +72,33 @@ struct Queued {
     record: Arc<OwnedRecord>,
     /// The attempts that the bus refused.
     refused: u32,
-    /// The attempts that the bus could not take, which no limit counts.
-    delayed: u32,
+    delays: Delays,
+}
+
+/// The attempts that the bus could not take.
+#[derive(Debug, Clone, Copy, Default)]
+struct Delays {
+    count: u32,
+    /// What was acked of all records at the first of them.
+    acked_before: u64,
+    /// Whether each is reported.
+    are_refusals: bool,
+}
+
+impl Delays {
+    /// One more, when `acked` records were acked. Whether the record is refused for it.
+    fn one_more(&mut self, acked: u64) -> bool {
+        if self.count == 0 {
+            self.acked_before = acked;
+        }
+        self.count += 1;
+        self.are_refusals || (self.count >= DELAYS_MAX && acked > self.acked_before)
+    }
+
+    fn wait(&self) -> Duration {
+        let doubled = WAIT.saturating_mul(1 << self.count.saturating_sub(1).min(10));
+        doubled.min(WAIT_MAX)
+    }
 }
 
 /// What happens to the first record of a lane.
@@ -105,6 +135,7 @@ pub struct Lanes {
     sent: usize,
     queued: usize,
     queued_max: usize,
+    acked: u64,
     next_lane: LaneId,
     next_attempt: u64,
     deliveries: Vec<Delivery>,
@@ -124,6 +155,7 @@ impl Lanes {
             sent: 0,
             queued: 0,
             queued_max,
+            acked: 0,
             next_lane: 0,
             next_attempt: 0,
             deliveries: Vec::new(),
@@ -135,6 +167,28 @@ impl Lanes {
     /// # Errors
     /// [`EnqueueError::Full`], and the record was not taken.
     pub fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.put(record, ticket, Delays::default())
+    }
+
+    /// The same for a record that is refused where it would have to wait.
+    pub fn enqueue_apart(
+        &mut self,
+        record: &Record<'_>,
+        ticket: Ticket,
+    ) -> Result<(), EnqueueError> {
+        let delays = Delays {
+            are_refusals: true,
+            ..Delays::default()
+        };
+        self.put(record, ticket, delays)
+    }
+
+    fn put(
+        &mut self,
+        record: &Record<'_>,
+        ticket: Ticket,
+        delays: Delays,
+    ) -> Result<(), EnqueueError> {
         if self.queued >= self.queued_max {
             return Err(EnqueueError::Full);
         }
@@ -142,7 +196,7 @@ impl Lanes {
             ticket,
             record: Arc::new(OwnedRecord::of(record)),
             refused: 0,
-            delayed: 0,
+            delays,
         };
         self.queued += 1;
         let known = record.key.and_then(|key| self.by_key.get(key).copied());
@@ -210,10 +264,12 @@ impl Lanes {
                     return;
                 };
                 if error.kind().disposition() == Disposition::Retry {
-                    let doubled = WAIT.saturating_mul(1 << first.delayed.min(10));
-                    first.delayed += 1;
-                    self.wait(id, now + after.unwrap_or(doubled.min(WAIT_MAX)));
-                    return;
+                    if !first.delays.one_more(self.acked) {
+                        let wait = first.delays.wait();
+                        self.wait(id, now + after.map_or(wait, |after| after.max(wait)));
+                        return;
+                    }
+                    error = error.with_kind(Kind::TopicRefused);
                 }
                 first.refused += 1;
                 error.attempts = first.refused;
@@ -273,6 +329,11 @@ impl Lanes {
         !self.deliveries.is_empty()
     }
 
+    /// How many records were acked.
+    pub fn acked_count(&self) -> u64 {
+        self.acked
+    }
+
     /// The oldest record that is not acked.
     pub fn oldest(&self) -> Option<Ticket> {
         let queued = self.lanes.values().flat_map(|lane| &lane.queue);
@@ -311,6 +372,7 @@ impl Lanes {
             return;
         };
         self.queued -= 1;
+        self.acked += 1;
         self.deliveries.push(Delivery::Acked(acked.ticket));
         if lane.queue.is_empty() {
             self.lanes.remove(&id);
@@ -333,7 +395,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::error::Kind;
 
     fn record<'a>(key: Option<&'a [u8]>) -> Record<'a> {
         Record {
@@ -416,6 +477,40 @@ mod tests {
         assert!(lanes.is_empty());
         lanes.enqueue(&record(Some(b"a")), Ticket(1)).unwrap();
         assert!(lanes.next(now).is_some(), "the key is free again");
+    }
+
+    #[test]
+    fn a_record_that_the_bus_never_takes_is_refused_while_it_takes_others() {
+        let mut now = Instant::now();
+        for takes_others in [false, true] {
+            let mut lanes = Lanes::new(8, 8);
+            lanes.enqueue(&record(Some(b"a")), Ticket(0)).unwrap();
+            for delays in 1..=8 {
+                now += WAIT_MAX;
+                let sent = lanes.next(now).unwrap();
+                lanes.ended(sent.id, refused(Kind::BusUnreachable), now);
+                let is_refused = takes_others && delays == DELAYS_MAX;
+                assert_eq!(lanes.has_deliveries(), is_refused, "{delays}");
+                if is_refused {
+                    break;
+                }
+                if takes_others && delays == 1 {
+                    lanes.enqueue(&record(Some(b"b")), Ticket(1)).unwrap();
+                    let other = lanes.next(now).unwrap();
+                    lanes.ended(other.id, Outcome::Acked, now);
+                    deliveries(&mut lanes);
+                }
+            }
+        }
+        let mut lanes = Lanes::new(8, 8);
+        lanes.enqueue_apart(&record(None), Ticket(0)).unwrap();
+        let sent = lanes.next(now).unwrap();
+        lanes.ended(sent.id, refused(Kind::BusUnreachable), now);
+        let told = deliveries(&mut lanes);
+        let [Delivery::Refused(_, error)] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert_eq!(error.kind(), Kind::TopicRefused);
     }
 
     /// Steps of the bus and of the relay.

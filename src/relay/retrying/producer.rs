@@ -248,9 +248,10 @@ async fn sent(
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {
             let ticket = Ticket(base + next as u64);
-            let enqueued = record.with_record(|record| match records.len() {
-                1 => sink.enqueue_apart(record, ticket),
-                _ => sink.enqueue(record, ticket),
+            let is_apart = records.len() == 1 || sink.refuses_each();
+            let enqueued = record.with_record(|record| match is_apart {
+                true => sink.enqueue_apart(record, ticket),
+                false => sink.enqueue(record, ticket),
             });
             match enqueued {
                 Ok(()) => next += 1,

@@ -28,15 +28,15 @@ pub(super) fn judge(
     let refused = |kind: Kind| Error::new(kind, &cause);
     let error = match status.as_u16() {
         200..=299 => return Answer::Acked,
-        401 | 403 | 407 if !is_for_topic => {
+        401 | 407 if !is_for_topic => {
             let error = refused(Kind::BusRefused)
                 .remedy("correct webhook.authorization_file, or the rights at the receiver");
             return Answer::Away(Away::Unusable(error));
         }
         413 => refused(Kind::RecordTooLarge),
         400 | 405 | 406 | 411 | 414 | 415 | 422 | 431 | 501 => refused(Kind::Record),
-        // It takes records later: they wait, without a limit.
-        408 | 425 | 429 | 502..=504 => refused(Kind::BusUnreachable),
+        // It may take the record later.
+        408 | 409 | 425 | 429 | 500 | 502..=599 => refused(Kind::BusUnreachable),
         300..=399 => refused(Kind::TopicRefused).remedy(
             "set webhook.url to the place that the receiver moved to: redirects are not followed",
         ),
@@ -133,11 +133,11 @@ mod tests {
         for (statuses, kind) in [
             (&[413][..], Kind::RecordTooLarge),
             (&[400, 405, 415, 422, 431, 501], Kind::Record),
-            (&[408, 425, 429, 502, 503, 504], Kind::BusUnreachable),
             (
-                &[101, 301, 307, 404, 409, 410, 500, 999],
-                Kind::TopicRefused,
+                &[408, 409, 425, 429, 500, 502, 504, 520],
+                Kind::BusUnreachable,
             ),
+            (&[101, 301, 307, 403, 404, 410, 999], Kind::TopicRefused),
         ] {
             for status in statuses {
                 let Answer::Refused { error, after: None } = judged(*status, None) else {
@@ -146,7 +146,7 @@ mod tests {
                 assert_eq!(error.kind(), kind, "{status}");
             }
         }
-        for status in [401, 403, 407] {
+        for status in [401, 407] {
             let answer = judged(status, None);
             assert!(
                 matches!(answer, Answer::Away(Away::Unusable(_))),

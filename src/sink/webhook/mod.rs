@@ -14,11 +14,14 @@ mod signature;
 use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, HttpBody as _};
 use futures_util::StreamExt as _;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use hyper::header::{
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT,
+};
 use hyper::service::Service as _;
 use hyper::{Method, Request, Response, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -27,6 +30,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
@@ -93,6 +97,8 @@ pub struct Webhook {
     id_headers: Vec<String>,
     timeout: Duration,
     sent_max: usize,
+    /// For each connection that is kept until the body of an answer has ended.
+    drains: Arc<Semaphore>,
 }
 
 impl LaneBus for Webhook {
@@ -112,7 +118,11 @@ impl LaneBus for Webhook {
             Signer::parse(&text).map_err(|error| error.about(file))
         });
         let connector = connector(webhook, url.scheme_str() == Some("https"))?;
-        let ids = config.outboxes.iter();
+        let ids = config.outboxes.iter().map(|outbox| &outbox.route.id_header);
+        if signer.is_some() && ids.clone().any(Option::is_none) {
+            let cause = "webhook.signing_secrets_file is set, and events have no id to sign";
+            return Err(Error::new(Kind::Config, cause).remedy("set route.id_header, such as id"));
+        }
         Ok(Webhook {
             client: legacy::Client::builder(TokioExecutor::new())
                 .pool_timer(TokioTimer::new())
@@ -123,9 +133,8 @@ impl LaneBus for Webhook {
             url: webhook.url.clone().unwrap_or_default(),
             headers,
             signer: signer.transpose()?,
-            id_headers: ids
-                .filter_map(|outbox| outbox.route.id_header.clone())
-                .collect(),
+            id_headers: ids.flatten().cloned().collect(),
+            drains: Arc::new(Semaphore::new(webhook.max_in_flight)),
             timeout: webhook.timeout,
             sent_max: webhook.max_in_flight,
         })
@@ -189,15 +198,23 @@ impl Webhook {
     fn request(&self, record: &Record<'_>, seconds: u64, body: Vec<u8>) -> Result<Request<Body>> {
         let mut headers = self.headers.clone();
         let mut id = None;
-        for (name, value) in record.headers {
+        for (at, (name, value)) in record.headers.iter().enumerate() {
             // HTTP has no header without a value.
             let Some(value) = value else { continue };
-            let (name, value) = header(name, value)?;
-            if self.id_headers.iter().any(|id| name == id.as_str()) {
-                id.get_or_insert_with(|| value.clone());
+            let (parsed, value) = header(name, value)?;
+            // The id is the first header.
+            if at == 0 && self.id_headers.iter().any(|id| id == name) {
+                id = Some(value.clone());
             }
-            headers.append(name, value);
+            headers.try_append(parsed, value).map_err(|_| {
+                Error::new(
+                    Kind::Record,
+                    "the record has more headers than HTTP can carry",
+                )
+                .remedy("leave some out in [route.headers]")
+            })?;
         }
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         if !headers.contains_key(CONTENT_TYPE) {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
@@ -227,8 +244,14 @@ impl Webhook {
     /// no log has it.
     fn judged(&self, answer: Response<hyper::body::Incoming>, now: SystemTime) -> Answer {
         let (head, body) = answer.into_parts();
-        if !body.is_end_stream() {
-            tokio::spawn(timeout(DRAIN_TIMEOUT, drain(Body::new(body))));
+        // Without a permit the connection is closed.
+        if !body.is_end_stream()
+            && let Ok(permit) = Arc::clone(&self.drains).try_acquire_owned()
+        {
+            tokio::spawn(timeout(DRAIN_TIMEOUT, async move {
+                drain(Body::new(body)).await;
+                drop(permit);
+            }));
         }
         let is_for_topic = self.url.expose().contains(TOPIC);
         judge(head.status, &head.headers, is_for_topic, now)

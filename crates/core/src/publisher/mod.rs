@@ -800,6 +800,8 @@ impl<S: Sink> Publisher<S> {
         }
         self.counts.enqueued += 1;
         self.transaction.enqueued();
+        let parked = event.parks.as_ref().filter(|_| self.sink.refuses_each());
+        let bytes = bytes + parked.map_or(0, |parked| parked.bytes());
         self.ledger
             .enqueued(bytes, event.committed_at_us, event.needed())
             .map_err(contradiction)?;
@@ -827,8 +829,16 @@ impl<S: Sink> Publisher<S> {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
+                    let parked = match self.sink.refuses_each() {
+                        true => self.ledger.event_mut(*ticket).and_then(|event| {
+                            let event = event.as_mut()?;
+                            event.parks.take()
+                        }),
+                        false => None,
+                    };
+                    let parked_bytes = parked.map_or(0, |parked| parked.bytes());
                     let bytes = self.ledger.acked(*ticket).map_err(contradiction)?;
-                    self.counts.acked_bytes += bytes as u64;
+                    self.counts.acked_bytes += bytes.saturating_sub(parked_bytes) as u64;
                     self.counts.acked += 1;
                 }
                 Delivery::Refused(ticket, error) => {
@@ -1001,7 +1011,9 @@ impl<S: Sink> Publisher<S> {
         let known = self.ledger.event(ticket).and_then(Option::as_deref);
         let wait = self.setup.wait_of_refused(known, &error);
         if let Some(wait) = wait.filter(|_| self.sink.refuses_each()) {
-            tracing::warn!(event = "record_refused", slot = %self.setup.slot,
+            let row = known.and_then(|event| Some(Shown::of(event.id.as_ref()?.row.id())));
+            let row = row.as_ref().map(tracing::field::display);
+            tracing::warn!(event = "record_refused", slot = %self.setup.slot, row,
                 attempts = error.attempts, retry_in_ms = millis(wait), %error,
                 "the bus refuses a record, which is tried again; others go on");
             self.sink.retry(ticket, wait);
