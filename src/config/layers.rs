@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, OnLoss, PollConfig, Shutdown,
-    SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, WebhookConfig, how_to_set,
+    Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, OnLoss, PollConfig,
+    Shutdown, SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, WebhookConfig, how_to_set,
 };
+use super::nats::nats;
 use super::otel::{self, OtelConfig, otel};
 use super::sink_kind::SinkKind;
 use crate::conninfo::ConnInfo;
@@ -34,6 +35,8 @@ pub struct Config {
     /// Where records go, and how many may be on their way.
     pub sink: SinkConfig,
     pub kafka: KafkaConfig,
+    #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "of that sink"))]
+    pub(crate) nats: NatsConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -49,6 +52,8 @@ impl Config {
     pub(crate) fn bus_address(&self) -> Option<&str> {
         match self.sink.kind {
             SinkKind::Kafka => Some(&self.kafka.brokers),
+            #[cfg(feature = "nats")]
+            SinkKind::Nats => Some(self.nats.servers.as_str()),
             #[cfg(feature = "webhook")]
             SinkKind::Webhook => self.webhook.origin(),
             SinkKind::Stdout | SinkKind::Null => None,
@@ -220,6 +225,7 @@ impl Settings {
             errors.keep(self.base.required(address, self.get(address)));
         }
         let kafka = errors.or_default(self.kafka(&outboxes));
+        let nats = errors.or_default(nats(&self.base));
         let otel = errors.or_default(self.otel());
         let source = errors.result(source)?;
         let messages = outboxes
@@ -231,6 +237,7 @@ impl Settings {
             outboxes,
             sink,
             kafka,
+            nats,
             webhook,
             delivery,
             state,
@@ -749,7 +756,7 @@ fn warnings(
     let keys = ["database.url", "upkeep.database"].map(|key| (key, url(key)));
     let keys = keys
         .into_iter()
-        .chain([("otel.headers", base.get("otel.headers"))]);
+        .chain(["otel.headers", "nats.password", "nats.token"].map(|key| (key, base.get(key))));
     let keys = keys.filter_map(|(key, given)| Some((key, given?)));
     let properties = properties
         .iter()

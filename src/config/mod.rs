@@ -6,6 +6,7 @@
 //! | `model` | every key of the configuration file, its type, its default and the reason for it |
 //! | `file` | the file and the values over it, read into the model; the origin of each value |
 //! | `layers` | flag over environment over file over default; gives a valid `Config` |
+//! | `nats` | checks of the servers of NATS and the login there |
 //! | `otel` | the collector of spans |
 //! | `sink_kind` | the buses, and what each can do |
 //! | `written` | configuration files that walrelay writes |
@@ -13,6 +14,7 @@
 pub(crate) mod file;
 pub(crate) mod layers;
 pub(crate) mod model;
+pub(crate) mod nats;
 pub(crate) mod otel;
 pub(crate) mod sink_kind;
 pub(crate) mod written;
@@ -20,6 +22,8 @@ pub(crate) mod written;
 pub use file::ConfigFile;
 pub(crate) use layers::{Config, SourceConfig};
 pub use layers::{Environment, Flags, Settings};
+#[cfg(feature = "nats")]
+pub(crate) use model::NatsConfig;
 pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
 pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
 pub(crate) use otel::OtelConfig;

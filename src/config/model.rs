@@ -37,6 +37,7 @@ pub(crate) struct Model {
     pub format: Format,
     pub sink: SinkConfig,
     pub kafka: KafkaConfig,
+    pub nats: NatsConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -242,6 +243,46 @@ pub struct KafkaConfig {
     /// another one.
     #[serde(skip)]
     pub cluster_id: Option<String>,
+}
+
+/// The servers, and what this client says to them.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct NatsConfig {
+    /// The servers, separated by commas. Required with that sink: no server can be guessed.
+    pub servers: String,
+    /// A file with the user's JWT and seed, as `nsc generate creds` writes it. None: a server may
+    /// ask for nothing.
+    pub credentials_file: String,
+    /// The user. None, as above.
+    pub user: String,
+    /// The user's password.
+    #[serde(serialize_with = "text::no_default")]
+    pub password: Option<Secret>,
+    /// The file with the user's password. It is read at each connection.
+    pub password_file: String,
+    /// A token instead of user and password.
+    #[serde(serialize_with = "text::no_default")]
+    pub token: Option<Secret>,
+    /// The authorities that may have signed the servers' certificates. Those of the system, as for
+    /// other programs.
+    pub ca_file: String,
+    /// The only stream that may take the records. Any: the subjects name it.
+    pub stream: String,
+    /// The wait for an ack. Five seconds: longer than an election of a stream's leader.
+    #[default(Duration::from_secs(5))]
+    #[serde(with = "Lasting::<100, 300_000>")]
+    pub ack_timeout: Duration,
+    /// Records on their way. 256: as many keys at once, and more add delay and no rate.
+    #[default(256)]
+    #[serde(with = "Within::<Count, 1, 65_536>")]
+    pub max_in_flight: usize,
+}
+
+impl NatsConfig {
+    pub(crate) fn each_server(&self) -> impl Iterator<Item = &str> {
+        self.servers.split(',').map(str::trim)
+    }
 }
 
 /// The receiver of webhooks.
@@ -529,7 +570,7 @@ mod tests {
                 key.variable()
             );
         }
-        assert_eq!(seen.len(), 2 * 81);
+        assert_eq!(seen.len(), 2 * 91);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(
             FLAGS

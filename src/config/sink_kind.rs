@@ -128,6 +128,16 @@ kinds! {
         dead_letters: true,
         delivers: true,
     };
+    ["nats"]
+    /// To NATS JetStream
+    Nats = Bus {
+        name: "NATS",
+        address: "nats.servers",
+        reach: "check that the servers run, and that nats.servers leads there from here",
+        stalled: "see whether each stream has a leader and room: nats stream report",
+        create_topic: "nats stream add --subjects {topic}",
+        topics: TopicRule::DEFAULT,
+    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
     ["webhook"]
     /// To one URL, a request for each record
     Webhook = Bus {

@@ -260,7 +260,7 @@ impl<B: LaneBus> LaneSink<B> {
         let is_told = self.told_delay_at.is_some_and(|at| now - at < DELAY_LOG);
         if error.kind().disposition() == Disposition::Retry && !is_told {
             self.told_delay_at = Some(now);
-            tracing::warn!(event = "record_delayed", %error,
+            tracing::warn!(event = "record_delayed", %error, fix = error.what_to_do(),
                 "{} asks to wait with a record; others go on", B::KIND.bus().name);
         }
     }

@@ -18,8 +18,10 @@ use crate::survey::{BUS, Seen, Survey};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
-#[cfg(feature = "webhook")]
+#[cfg(any(feature = "nats", feature = "webhook"))]
 mod lanes;
+#[cfg(feature = "nats")]
+mod nats;
 mod null;
 mod stdout;
 #[cfg(feature = "webhook")]
@@ -282,6 +284,7 @@ macro_rules! buses {
 
 buses! { $
     Kafka(KafkaSink),
+    ["nats"] Nats(nats::NatsSink),
     ["webhook"] Webhook(webhook::WebhookSink),
     Stdout(StdoutSink),
     Null(NullSink),

@@ -58,7 +58,8 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
-    EnvFilter::try_new(filter).map_err(|error| {
+    // The client of NATS logs each attempt to connect. The relay says the same once.
+    EnvFilter::try_new(format!("async_nats=off,{filter}")).map_err(|error| {
         Error::new(
             Kind::Config,
             format!("the log filter {filter:?} cannot be read: {error}"),

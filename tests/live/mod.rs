@@ -22,6 +22,8 @@ mod given_up;
 mod idle;
 mod memory;
 mod nagios;
+#[cfg(feature = "nats")]
+mod nats;
 mod neighbours;
 mod operations;
 mod order;

@@ -436,6 +436,9 @@ impl World {
             "--- its log ---\n{}\n---",
             log_tails(&self.postgres, LOG_LINES)
         );
+        if self.brokers.is_empty() {
+            return;
+        }
         eprintln!("--- Kafka ---");
         for kind in 0..self.kinds.len() {
             let topic = self.topic(kind);

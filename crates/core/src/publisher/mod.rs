@@ -1015,6 +1015,7 @@ impl<S: Sink> Publisher<S> {
             let row = row.as_ref().map(tracing::field::display);
             tracing::warn!(event = "record_refused", slot = %self.setup.slot, row,
                 attempts = error.attempts, retry_in_ms = millis(wait), %error,
+                fix = error.what_to_do(),
                 "the bus refuses a record, which is tried again; others go on");
             self.sink.retry(ticket, wait);
             return Ok(());

@@ -1,0 +1,120 @@
+//! `[nats]`: the servers of NATS, and how this client logs in.
+
+use super::file::Layer;
+use super::model::NatsConfig;
+use walrelay_core::error::Result;
+
+/// The checked table.
+pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
+    let nats = layer.model.nats.clone();
+    layer.refuse_if(
+        !nats.servers.is_empty() && !nats.each_server().all(is_server),
+        "nats.servers",
+        "has something that is no server",
+        "write HOST:PORT, nats://HOST:PORT or tls://HOST:PORT, with commas between; user and \
+         password have keys of their own",
+    )?;
+    let has = |path: &str| {
+        let given = layer.get(path);
+        given.is_some_and(|given| !given.text.expose().is_empty())
+    };
+    let logins = ["nats.credentials_file", "nats.user", "nats.token"];
+    let logins: Vec<&str> = logins.into_iter().filter(|path| has(path)).collect();
+    if let [one, other, ..] = logins.as_slice() {
+        let cause = format!("is set, and {other}, too");
+        let remedy = "remove one of the two: a client logs in once";
+        layer.refuse_if(true, one, &cause, remedy)?;
+    }
+    for path in ["nats.password", "nats.password_file"] {
+        let remedy = "set nats.user";
+        layer.refuse_if(
+            has(path) && nats.user.is_empty(),
+            path,
+            "is set, and no user",
+            remedy,
+        )?;
+    }
+    layer.refuse_if(
+        has("nats.password") && has("nats.password_file"),
+        "nats.password",
+        "is set, and nats.password_file, too",
+        "remove one of the two",
+    )?;
+    Ok(nats)
+}
+
+/// Whether this is a host with an optional scheme and port, without user and password.
+fn is_server(text: &str) -> bool {
+    let rest = match text.split_once("://") {
+        Some(("nats" | "tls", rest)) => rest,
+        Some(_) => return false,
+        None => text,
+    };
+    let (host, port) = match rest.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (rest, None),
+    };
+    let is_host = !host.is_empty()
+        && host
+            .chars()
+            .all(|char| char.is_ascii_alphanumeric() || "._-:[]".contains(char));
+    is_host && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    fn of(lines: &str) -> Result<NatsConfig> {
+        let text = format!(
+            "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nsink.kind = 'nats'\n{lines}"
+        );
+        let config = Settings::of(&text)?.config(false)?;
+        Ok(config.nats)
+    }
+
+    #[test]
+    #[cfg(feature = "nats")]
+    fn a_login_is_one_of_three() {
+        let config = of("[nats]\nservers = 'a:4222, tls://b'\nuser = 'u'\npassword = 'canary'");
+        let config = config.unwrap();
+        assert!(config.each_server().eq(["a:4222", "tls://b"]));
+        assert!(!format!("{config:?}").contains("canary"));
+        for (lines, cause) in [
+            ("", "nats.servers is not set"),
+            ("user = 'u'\ntoken = 't'", "nats.token, too"),
+            ("credentials_file = 'f'\nuser = 'u'", "nats.user, too"),
+            ("password = 'p'", "no user"),
+            (
+                "user = 'u'\npassword = 'p'\npassword_file = 'f'",
+                "nats.password_file, too",
+            ),
+        ] {
+            let servers = match lines {
+                "" => "",
+                _ => "servers = 'a'\n",
+            };
+            let error = of(&format!("[nats]\n{servers}{lines}")).unwrap_err();
+            assert!(error.to_string().contains(cause), "{lines}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_server_has_a_host_and_no_password() {
+        for (text, fits) in [
+            ("localhost", true),
+            ("nats://a.b-c:4222", true),
+            ("tls://[::1]:4222", true),
+            ("[::1]", true),
+            ("nats://u:p@a:4222", false),
+            ("ws://a:80", false),
+            ("a:x", false),
+            ("a:0", false),
+            ("nats://", false),
+            ("a/b", false),
+        ] {
+            assert_eq!(is_server(text), fits, "{text}");
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! P1, P2, P3: on NATS JetStream each event arrives, in the order of its key, whatever ends or
+//! stands still; an event that cannot be delivered holds up no other key.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, verify};
+
+use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
+use crate::support::seed::{from_environment, generator};
+use crate::support::servers::{Nats, Postgres};
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World, committed};
+
+/// NATS has no key of a record.
+const KEY: &str = "[route.headers]\nkey = \"{aggregateid}\"\n";
+const STREAM: &str = "EVENTS";
+const ALL: [&str; 1] = ["outbox.event.>"];
+
+fn world() -> World {
+    World::on(Postgres::shared(), "")
+}
+
+fn run(world: &World, nats: &Nats) -> RelayCommand {
+    with(world, nats, "")
+}
+
+fn with(world: &World, nats: &Nats, toml: &str) -> RelayCommand {
+    let servers = format!("[nats]\nservers = \"{}\"\n", nats.address);
+    world
+        .command("run")
+        .option("--sink", "nats")
+        .option("--log-format", "json")
+        .config_file(&format!("{KEY}{servers}{toml}"))
+}
+
+#[track_caller]
+fn ready(command: &RelayCommand) -> Relay {
+    let mut relay = command.start();
+    relay.wait_ready();
+    relay
+}
+
+/// The checker's findings for the present state of the stream.
+fn findings(world: &World, nats: &Nats) -> Findings {
+    let rows = "select id::text, aggregateid, (payload->>'v')::bigint, payload::text, \
+                aggregatetype from outbox where payload ? 'v'";
+    let rows = world.sql().rows(rows, &[]);
+    let rows: Vec<Committed> = rows
+        .iter()
+        .map(|row| committed(&format!("outbox.event.{}", row.get::<_, &str>(4)), row))
+        .collect();
+    let mut found = Topics::default();
+    for stored in nats.read(STREAM) {
+        let topic: Arc<str> = stored.subject.as_str().into();
+        found.partitions.insert(Arc::clone(&topic), 1);
+        found.records.push(Delivered {
+            topic,
+            partition: 0,
+            offset: stored.sequence,
+            id: Some(stored.header("id").into()),
+            key: Some(stored.header("key").into()),
+            payload: fingerprint(Some(&stored.payload)),
+            arrived_at_us: 0,
+        });
+    }
+    verify(&rows, &found).findings
+}
+
+#[track_caller]
+fn all_delivered(world: &World, nats: &Nats) -> Findings {
+    let rows = world.committed();
+    let count = || nats.count(STREAM);
+    eventually("as many messages as rows", ARRIVAL, count, |count| {
+        *count >= rows
+    });
+    let found = || findings(world, nats);
+    let found = eventually("every row has arrived", ARRIVAL, found, |found| {
+        found.lost.is_empty()
+    });
+    found.assert_sound();
+    found
+}
+
+#[track_caller]
+fn logged(relay: &Relay, event: &str) -> String {
+    let line = || {
+        let log = relay.log();
+        let of = format!("\"event\":\"{event}\"");
+        log.lines()
+            .find(|line| line.contains(&of))
+            .map(str::to_owned)
+    };
+    eventually(event, ARRIVAL, line, Option::is_some).unwrap_or_default()
+}
+
+#[track_caller]
+fn parked(world: &World, count: i64) {
+    let number = || world.number_parked();
+    eventually("events are parked", ARRIVAL, number, |number| {
+        *number == count
+    });
+}
+
+/// P1, P2.
+#[test]
+fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
+    let Some(mut nats) = Nats::start() else {
+        return;
+    };
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let world = world();
+    let mut chance = generator("kills with NATS");
+    let plan = Plan {
+        aggregates: 200,
+        pause: Duration::from_millis(8),
+        ..Plan::default()
+    };
+    let writers = world.workload(&plan);
+    let mut relay = run(&world, &nats).start();
+    let started = Instant::now();
+    let limit = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 10));
+    let (mut relays, mut servers, mut freezes) = (0, 0, 0);
+    while started.elapsed() < limit || relays < 3 || servers < 1 {
+        writers.wait_for(chance.u64(200..600));
+        match chance.u8(..5) {
+            0 => {
+                nats.kill_hard();
+                writers.wait_for(100);
+                nats.run();
+                servers += 1;
+            }
+            1 => {
+                nats.signal("STOP");
+                writers.wait_for(200);
+                nats.signal("CONT");
+                freezes += 1;
+            }
+            _ => {
+                relay.kill_hard();
+                relay = run(&world, &nats).start();
+                relays += 1;
+            }
+        }
+    }
+    writers.stop();
+    let found = all_delivered(&world, &nats);
+    eprintln!(
+        "{} events; kills: {relays} of the relay, {servers} of the server; {freezes} freezes; {} \
+         duplicates",
+        world.committed(),
+        found.duplicates
+    );
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P1, P2: with a window that is shorter than an outage, the server keeps every copy.
+#[test]
+fn a_frozen_server_is_noticed_and_loses_nothing() {
+    let Some(mut nats) = Nats::start() else {
+        return;
+    };
+    let window = json!({"duplicate_window": 100_000_000});
+    nats.add_stream(STREAM, &ALL, window);
+    let world = world();
+    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"1s\"\n"));
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(100);
+    nats.signal("STOP");
+    let line = logged(&relay, "bus_disconnected");
+    assert!(line.contains("NATS does not answer"), "{line}");
+    writers.wait_for(100);
+    nats.signal("CONT");
+    writers.wait_for(100);
+    writers.stop();
+    let found = all_delivered(&world, &nats);
+    eprintln!("{} duplicates", found.duplicates);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3.
+#[test]
+fn a_subject_without_a_stream_waits_until_there_is_one() {
+    let Some(nats) = Nats::start() else { return };
+    let world = world();
+    let mut relay = ready(&run(&world, &nats));
+    let sql = world.sql();
+    (0..20).for_each(|number| world.emit(&sql, ["a", "b"][number % 2]));
+    let line = logged(&relay, "record_delayed");
+    assert!(line.contains("nats stream add --subjects"), "{line}");
+    let line = logged(&relay, "record_refused");
+    assert!(line.contains("no stream takes it"), "{line}");
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let found = all_delivered(&world, &nats);
+    assert_eq!(found.duplicates, 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: of a mere subscriber there is no ack, and no refusal either.
+#[test]
+fn a_subscriber_without_a_stream_acks_nothing() {
+    let Some(nats) = Nats::start() else { return };
+    let world = world();
+    let _subscriber = nats.subscribe("outbox.event.>");
+    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"300ms\"\n"));
+    world.emit(&world.sql(), "a");
+    let line = logged(&relay, "record_refused");
+    assert!(
+        line.contains("the server answers, and no stream acks"),
+        "{line}"
+    );
+    assert!(!relay.log().contains("bus_disconnected"), "{}", relay.log());
+    nats.add_stream(STREAM, &ALL, json!({}));
+    all_delivered(&world, &nats);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: those of its key wait behind it, and no others.
+#[test]
+fn a_record_too_large_is_parked_with_its_key_alone() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &ALL, json!({"max_msg_size": 2_000}));
+    let world = world();
+    let command = run(&world, &nats).option("--on-error", "park");
+    let mut relay = ready(&command);
+    let sql = world.sql();
+    let emit = |aggregate: &str, filling: u32| {
+        sql.run(&format!(
+            "select emit('{}', '{aggregate}', {filling})",
+            world.kind(0)
+        ));
+    };
+    emit("a", 20);
+    // For the stream, and for the server.
+    emit("a", 3_000);
+    emit("b", 2_000_000);
+    (0..3).for_each(|_| emit("a", 20));
+    (0..3).for_each(|_| emit("b", 20));
+    (0..5).for_each(|_| emit("c", 20));
+    parked(&world, 8);
+    let classes = "select string_agg(class, ' ' order by id) from walrelay.parked where class = \
+                   'too-large'";
+    assert_eq!(sql.text(classes), "too-large too-large");
+    eventually(
+        "the others flow",
+        ARRIVAL,
+        || nats.count(STREAM),
+        |count| *count == 6,
+    );
+    world.wait_confirmed(ARRIVAL);
+    // The one of `a` fits now; that of `b` never does.
+    let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file", "max_msg_size": -1});
+    nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
+    let retry = RelayCommand::new("parked")
+        .flag("retry")
+        .option("--slot", &world.name)
+        .option("--database-url", &world.database_url)
+        .flag("--all")
+        .flag("--yes");
+    retry.succeed();
+    parked(&world, 4);
+    eventually(
+        "a arrives",
+        ARRIVAL,
+        || nats.count(STREAM),
+        |count| *count == 10,
+    );
+    let found = findings(&world, &nats);
+    assert_eq!(
+        (found.lost.len(), found.out_of_order.len()),
+        (4, 0),
+        "{found:?}"
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P1: the window of a stream knows ids alone, and must not swallow another event.
+#[test]
+fn an_id_used_again_in_another_outbox_is_stored() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &["all"], json!({}));
+    let world = World::bare(Postgres::shared(), "");
+    let sql = world.sql();
+    for table in ["one", "two"] {
+        sql.run(&format!(
+            "create table {table} (id bigint primary key, aggregatetype text default 'x',
+             aggregateid text default '1', payload text default 'p')"
+        ));
+    }
+    let slot = format!("'{}'", world.name);
+    sql.run(&format!(
+        "create publication walrelay_{0} for table one, two with (publish = 'insert')",
+        world.name
+    ));
+    sql.run(&format!(
+        "select pg_create_logical_replication_slot({slot}, 'pgoutput')"
+    ));
+    let outboxes = "[[outbox]]\ntable = \"one\"\n[[outbox]]\ntable = \"two\"\n";
+    let servers = format!(
+        "[route]\ntopic = \"all\"\n[nats]\nservers = \"{}\"\n",
+        nats.address
+    );
+    let command = world
+        .command("run")
+        .option("--sink", "nats")
+        .option("--log-format", "json")
+        .config_file(&format!("{servers}{outboxes}"));
+    let mut relay = ready(&command);
+    sql.run("begin; insert into one values (1); insert into two values (1); commit");
+    sql.run("insert into one values (2)");
+    sql.run("insert into two values (2)");
+    eventually(
+        "all are stored",
+        ARRIVAL,
+        || nats.count(STREAM),
+        |count| *count == 4,
+    );
+    world.wait_confirmed(ARRIVAL);
+    let ids: Vec<String> = nats
+        .read(STREAM)
+        .iter()
+        .map(|stored| stored.header("Nats-Msg-Id").to_owned())
+        .collect();
+    assert!(ids.iter().all(|id| id.contains(&world.name)), "{ids:?}");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P1: what a full stream refuses waits.
+#[test]
+fn a_full_stream_is_waited_for() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &ALL, json!({"max_msgs": 5, "discard": "new"}));
+    let world = world();
+    let mut relay = ready(&run(&world, &nats));
+    let sql = world.sql();
+    (0..10).for_each(|_| world.emit(&sql, "a"));
+    let line = logged(&relay, "record_delayed");
+    assert!(line.contains("error 10077"), "{line}");
+    assert_eq!(nats.count(STREAM), 5);
+    let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file", "max_msgs": -1});
+    nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
+    let found = all_delivered(&world, &nats);
+    assert_eq!(found.duplicates, 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3, P12.
+#[test]
+fn what_a_user_may_not_do_is_named() {
+    let users = "authorization { users = [
+        {user: admin, password: admin}
+        {user: relay, password: canary, permissions: {publish: [\"outbox.event.>\"],
+            subscribe: [\"_INBOX.>\"]}}
+        {user: other, password: canary, permissions: {publish: [\"other\", \"_INBOX.>\"],
+            subscribe: [\"_INBOX.>\"]}}
+        {user: deaf, password: canary, permissions: {publish: [\">\"], subscribe: [\"x\"]}}
+    ] }";
+    let admin = json!({"user": "admin", "pass": "admin"});
+    let Some(nats) = Nats::configured(users, &admin) else {
+        return;
+    };
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let world = world();
+    let run = |user: &str, password: &str| {
+        with(&world, &nats, &format!("user = \"{user}\"\n"))
+            .variable("WALRELAY_NATS_PASSWORD", password)
+    };
+    world.emit(&world.sql(), "a");
+
+    for (user, password, cause) in [
+        ("relay", "wrong-canary", "authorization violation"),
+        ("deaf", "canary", "_INBOX"),
+    ] {
+        let mut relay = run(user, password).start();
+        assert_ne!(relay.wait_exit(EXIT), Some(0));
+        let log = relay.log();
+        let words = last_words(&log);
+        assert!(words.0.contains(cause), "{words:?}");
+        assert!(!log.contains("canary"), "{log}");
+    }
+
+    let mut relay = ready(&run("other", "canary"));
+    let line = logged(&relay, "record_refused");
+    assert!(line.contains("Permissions Violation for Publish"), "{line}");
+    assert_eq!(nats.count(STREAM), 0);
+    relay.kill_hard();
+
+    let mut relay = ready(&run("relay", "canary"));
+    let found = all_delivered(&world, &nats);
+    assert_eq!(found.duplicates, 0);
+    assert!(!relay.log().contains("canary"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: a row cannot give orders to the server.
+#[test]
+fn headers_and_subjects_from_rows_stay_in_their_place() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &["good.>", "bad.>"], json!({}));
+    let world = World::bare(Postgres::shared(), "");
+    let sql = world.sql();
+    sql.run(
+        "create table hostile (id bigint primary key, aggregatetype text, aggregateid text,
+         payload text default 'p', metadata jsonb)",
+    );
+    let routes = "[outbox]\ntable = \"hostile\"\n[route]\ntopic = \"{aggregatetype}\"\n\
+                  headers_from = \"{metadata}\"\n";
+    let toml = format!("{routes}[nats]\nservers = \"{}\"\n", nats.address);
+    let command = |name: &str| world.command(name).config_file(&toml);
+    command("setup").succeed();
+    let run = command("run")
+        .option("--sink", "nats")
+        .option("--on-error", "park")
+        .option("--log-format", "json");
+    let mut relay = ready(&run);
+    sql.run(
+        r#"insert into hostile values (1, 'good.a', '1', 'p', '{"a": "x\r\nNats-Rollup: all"}'),
+           (2, 'good.a', '2', 'p', '{"Nats-Rollup": "all"}'),
+           (3, 'a..b', '3', 'p', '{}'), (4, 'good.>', '4', 'p', '{}'),
+           (5, '$JS.API.STREAM.PURGE.EVENTS', '5', 'p', '{}'), (6, '_INBOX.x', '6', 'p', '{}'),
+           (7, 'good.a', '7', null, '{"a": "b"}')"#,
+    );
+    parked(&world, 6);
+    eventually(
+        "the good one",
+        ARRIVAL,
+        || nats.count(STREAM),
+        |count| *count == 1,
+    );
+    let stored = nats.read(STREAM);
+    assert_eq!((stored[0].header("id"), stored[0].payload.len()), ("7", 0));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
