@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, verify};
 
+use crate::support::certificates::{Authority, LOOPBACK};
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Nats, Postgres};
@@ -16,6 +17,7 @@ use crate::support::world::{ARRIVAL, World, committed};
 
 /// NATS has no key of a record.
 const KEY: &str = "[route.headers]\nkey = \"{aggregateid}\"\n";
+const BUS_REFUSED: Option<i32> = Some(31);
 const STREAM: &str = "EVENTS";
 const ALL: [&str; 1] = ["outbox.event.>"];
 
@@ -154,6 +156,55 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
         found.duplicates
     );
     world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P1, P2: an election is waited for.
+#[test]
+fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
+    let Some(mut servers) = Nats::cluster() else {
+        return;
+    };
+    servers[0].add_stream(STREAM, &ALL, json!({"num_replicas": 3}));
+    let world = world();
+    let addresses: Vec<&str> = servers.iter().map(|one| one.address.as_str()).collect();
+    let all = format!("{KEY}[nats]\nservers = \"{}\"\n", addresses.join(", "));
+    let command = world
+        .command("run")
+        .option("--sink", "nats")
+        .option("--log-format", "json")
+        .config_file(&all);
+    let mut relay = ready(&command);
+    let writers = world.workload(&Plan {
+        aggregates: 100,
+        ..Plan::default()
+    });
+    for _ in 0..3 {
+        writers.wait_for(100);
+        let info = |from: &Nats| from.ask(&format!("STREAM.INFO.{STREAM}"), &json!({}));
+        let led = || info(&servers[0])["cluster"]["leader"].clone();
+        let leader = eventually("a leader", ARRIVAL, led, serde_json::Value::is_string);
+        let at = servers.iter().position(|one| leader == one.name.as_str());
+        let at = at.expect("one of the three");
+        servers[at].kill_hard();
+        writers.wait_for(200);
+        servers[at].run();
+        let current = || {
+            let info = info(&servers[0]);
+            let replicas = info["cluster"]["replicas"].as_array().cloned();
+            let current = |one: &serde_json::Value| one["current"] == true;
+            replicas.is_some_and(|all| all.len() == 2 && all.iter().all(current))
+        };
+        eventually("all have all", ARRIVAL, current, |current| *current);
+    }
+    writers.stop();
+    let found = all_delivered(&world, &servers[0]);
+    let events = world.committed();
+    eprintln!(
+        "{events} events, 3 leaders killed, {} duplicates",
+        found.duplicates
+    );
+    assert!(!relay.log().contains("record_refused"), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -392,6 +443,63 @@ fn what_a_user_may_not_do_is_named() {
     let found = all_delivered(&world, &nats);
     assert_eq!(found.duplicates, 0);
     assert!(!relay.log().contains("canary"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: a stream that is not the expected one takes nothing.
+#[test]
+fn the_expected_stream_alone_takes_events() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let world = world();
+    world.emit(&world.sql(), "a");
+    let mut relay = ready(&with(&world, &nats, "stream = \"OTHER\"\n"));
+    let line = logged(&relay, "record_refused");
+    assert!(
+        line.contains("error 10060") && line.contains("nats.stream"),
+        "{line}"
+    );
+    assert_eq!(nats.count(STREAM), 0);
+    relay.kill_hard();
+    let mut relay = ready(&with(&world, &nats, &format!("stream = \"{STREAM}\"\n")));
+    all_delivered(&world, &nats);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P12: the server's certificate is verified.
+#[test]
+fn a_server_that_cannot_prove_itself_gets_nothing() {
+    let authority = Authority::new("nats");
+    let other = Authority::new("nats-other");
+    let identity = authority.certify("nats-server", &LOOPBACK);
+    let lines = format!(
+        "tls {{ cert_file: {:?}, key_file: {:?} }}\nallow_non_tls: true",
+        identity.certificate.display().to_string(),
+        identity.key.display().to_string()
+    );
+    let Some(nats) = Nats::configured(&lines, &json!({})) else {
+        return;
+    };
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let world = world();
+    world.emit(&world.sql(), "a");
+    let run = |authority: &Authority| {
+        let root = authority.root().display();
+        let servers = format!("tls://{}", nats.address);
+        world
+            .command("run")
+            .option("--sink", "nats")
+            .option("--log-format", "json")
+            .config_file(&format!(
+                "{KEY}[nats]\nservers = \"{servers}\"\nca_file = \"{root}\"\n"
+            ))
+    };
+    let mut relay = run(&other).start();
+    assert_eq!(relay.wait_exit(EXIT), BUS_REFUSED);
+    let log = relay.log();
+    assert!(last_words(&log).0.contains("certificate"), "{log}");
+    let mut relay = ready(&run(&authority));
+    all_delivered(&world, &nats);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a subject may be without a stream: an election, a restart.
-const NO_STREAM_GRACE: Duration = Duration::from_secs(5);
+/// How long a subject may be without a stream. Servers wait up to 9 s before they elect a leader.
+const NO_STREAM_GRACE: Duration = Duration::from_secs(15);
 /// How many attempts in a row may stay without an answer while the server answers.
 const SILENT_MAX: u32 = 3;
 /// An older trouble is over: nothing was sent since.

@@ -19,6 +19,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A server with its files. The process can stop and start again.
 pub(crate) struct Nats {
+    pub(crate) name: String,
     directory: PathBuf,
     pub(crate) address: String,
     /// What the tests' own client logs in with.
@@ -53,6 +54,31 @@ impl Nats {
     /// The same with these lines in its configuration, which let the tests in with `login`.
     #[track_caller]
     pub(crate) fn configured(lines: &str, login: &Value) -> Option<Nats> {
+        let mut nats = Nats::new(lines, login)?;
+        nats.run();
+        Some(nats)
+    }
+
+    /// Three servers that keep copies of one another's streams.
+    #[track_caller]
+    pub(crate) fn cluster() -> Option<Vec<Nats>> {
+        let ports = [(); 3].map(|()| free_port());
+        let routes = ports
+            .map(|port| format!("nats://127.0.0.1:{port}"))
+            .join(", ");
+        let of = |port: &u16| {
+            let lines = format!(
+                "cluster {{ name: test, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}"
+            );
+            Nats::new(&lines, &json!({}))
+        };
+        let mut servers = ports.iter().map(of).collect::<Option<Vec<_>>>()?;
+        servers.iter_mut().for_each(Nats::launch);
+        servers.iter_mut().for_each(Nats::wait);
+        Some(servers)
+    }
+
+    fn new(lines: &str, login: &Value) -> Option<Nats> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if !directory().join("nats/nats-server").exists() {
             eprintln!(
@@ -60,42 +86,53 @@ impl Nats {
             );
             return None;
         }
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = run_directory().join(format!("nats-{number}"));
+        let name = format!("nats-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let directory = run_directory().join(&name);
         std::fs::create_dir_all(&directory).expect("a directory");
         let address = format!("127.0.0.1:{}", free_port());
-        let store = directory.join("store");
+        let store = directory.join("store").display().to_string();
         let configuration = format!(
-            "listen: \"{address}\"\nserver_name: \"test-{number}\"\njetstream {{ store_dir: {:?} }}\n{lines}\n",
-            store.display().to_string()
+            "listen: \"{address}\"\nserver_name: \"{name}\"\njetstream {{ store_dir: {store:?} \
+             }}\n{lines}\n"
         );
         std::fs::write(directory.join("nats.conf"), configuration).expect("a configuration");
-        let mut nats = Nats {
+        Some(Nats {
+            name,
             directory,
             address,
             login: login.clone(),
             process: None,
-        };
-        nats.run();
-        Some(nats)
+        })
     }
 
     /// Starts it with its files and port, and waits until it answers.
     #[track_caller]
     pub(crate) fn run(&mut self) {
+        self.launch();
+        self.wait();
+    }
+
+    fn launch(&mut self) {
         assert!(self.process.is_none(), "it already runs");
         let mut command = Command::new(directory().join("nats/nats-server"));
         command.arg("-c").arg(self.directory.join("nats.conf"));
         let log = self.directory.join("log");
         logs_to(&self.address, &log);
-        let mut process = Process::start("nats-server", command, &log);
+        self.process = Some(Process::start("nats-server", command, &log));
+    }
+
+    #[track_caller]
+    fn wait(&mut self) {
         let answered = wait::until(START_DEADLINE, || {
-            assert!(process.exited().is_none(), "{}", process.log_tail(30));
             let info = self.client().ok()?.try_ask("$JS.API.INFO", &json!({}))?;
             info.get("error").is_none().then_some(())
         });
-        assert!(answered.is_some(), "no answer:\n{}", process.log_tail(30));
-        self.process = Some(process);
+        let tail = || self.process.as_ref().map(|process| process.log_tail(30));
+        assert!(
+            answered.is_some(),
+            "no answer:\n{}",
+            tail().unwrap_or_default()
+        );
     }
 
     pub(crate) fn kill_hard(&mut self) {
