@@ -323,6 +323,7 @@ pub struct WebhookConfig {
     pub max_in_flight: usize,
 }
 
+#[cfg(feature = "webhook")]
 impl WebhookConfig {
     /// Scheme, host and port of the URL, which may be shown.
     pub(crate) fn origin(&self) -> Option<&str> {

@@ -177,6 +177,8 @@ impl BusChecks for NoChecks {}
 pub(crate) fn checks(kind: SinkKind) -> &'static dyn BusChecks {
     match kind {
         SinkKind::Kafka => &kafka::survey::KafkaChecks,
+        #[cfg(feature = "nats")]
+        SinkKind::Nats => &lanes::LaneChecks::<nats::Nats>::NEW,
         #[cfg(feature = "webhook")]
         SinkKind::Webhook => &lanes::LaneChecks::<webhook::Webhook>::NEW,
         SinkKind::Stdout | SinkKind::Null => &NoChecks,
