@@ -159,6 +159,14 @@ impl Nats {
         answer
     }
 
+    /// What the server says of a stream; null while it does not answer, as during an election.
+    pub(crate) fn stream_info(&self, stream: &str) -> Value {
+        let asked = self.client().ok().and_then(|mut client| {
+            client.try_ask(&format!("$JS.API.STREAM.INFO.{stream}"), &json!({}))
+        });
+        asked.unwrap_or_default()
+    }
+
     /// Creates a stream, with these settings beside its name and subjects.
     #[track_caller]
     pub(crate) fn add_stream(&self, name: &str, subjects: &[&str], more: Value) {
