@@ -132,7 +132,10 @@ pub(crate) async fn setup(
     print_report(args.output, &plan, "")?;
     ended?;
     let run = NextCommand::new("run").option("slot", &source.slot);
-    let run = if settings.get("kafka.brokers").is_some() {
+    let is_other_bus = settings
+        .get("sink.kind")
+        .is_some_and(|given| given.text.expose() != "kafka");
+    let run = if is_other_bus || settings.get("kafka.brokers").is_some() {
         run
     } else {
         run.option("brokers", "HOST:PORT")

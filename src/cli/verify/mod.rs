@@ -23,7 +23,7 @@ use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
 use walrelay_core::config::{OutboxConfig, TableName, tables_of};
-use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::Shown;
 
 #[derive(Debug, Args)]
@@ -82,6 +82,13 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let (_, config) = config::read_all(&args.settings, &args.settings.common.file)?;
     let id_headers = id_headers(&config)?;
     let source = &config.source;
+    if !config.sink.kind.capabilities().reads_back {
+        let name = config.sink.kind.bus().name;
+        let cause = format!("nothing is read back from {name}, so that nothing can be compared");
+        let remedy =
+            Remedy::from("see what is not delivered yet: ").and(NextCommand::new("pending"));
+        return Err(Error::new(Kind::Config, cause).remedy(remedy).into());
+    }
     let session = SqlSession::connect(&source.database, "walrelay verify").await?;
     session.allow_long_statements().await?;
     let range = Range::read(session.client(), &args.times).await?;
