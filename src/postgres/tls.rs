@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256, Sha384, Sha512};
+use tokio_postgres::config::ChannelBinding;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
@@ -70,6 +71,23 @@ pub(crate) fn client_config(settings: &TlsSettings) -> Result<Option<ClientConfi
     Ok(Some(builder.with_client_cert_resolver(Arc::new(
         SingleCertAndKey::from(certified),
     ))))
+}
+
+/// The configuration for a server other than Postgres, without a certificate of ours. `is_used` is
+/// false where no connection is made with TLS: then no authority is needed.
+pub(crate) fn of_server(root: RootCert, is_used: bool) -> Result<ClientConfig> {
+    let settings = TlsSettings {
+        mode: if is_used {
+            SslMode::VerifyFull
+        } else {
+            SslMode::Prefer
+        },
+        root: Some(root),
+        client: None,
+        channel_binding: ChannelBinding::Disable,
+        tls13_only: false,
+    };
+    client_config(&settings)?.ok_or_else(|| Error::new(Kind::Bug, "TLS without a configuration"))
 }
 
 fn verifier(

@@ -102,6 +102,29 @@ impl Life {
     }
 }
 
+impl BusHandle for Life {
+    fn give_up(&self) -> Option<usize> {
+        let records = self.outstanding.load(Ordering::Relaxed);
+        if records == 0 {
+            return None;
+        }
+        self.given_up.cancel();
+        Some(records)
+    }
+
+    fn unusable(&self) -> BoxFuture<'_, Error> {
+        Box::pin(self.tracker.unusable())
+    }
+
+    fn cluster_id(&self) -> BoxFuture<'_, Result<Option<String>>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn producer(&self) -> Option<Producer> {
+        None
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Records are sent.
@@ -159,6 +182,22 @@ impl<B: LaneBus> LaneSink<B> {
 
     fn is_given_up(&self) -> bool {
         self.life.given_up.is_cancelled()
+    }
+
+    /// Checks a record, puts it into its lane, and sends what may be sent now.
+    fn put(
+        &mut self,
+        record: &Record<'_>,
+        enqueue: impl FnOnce(&mut Lanes) -> Result<(), EnqueueError>,
+    ) -> Result<(), EnqueueError> {
+        if self.is_given_up() {
+            return Err(EnqueueError::Finished);
+        }
+        self.bus.check(record).map_err(EnqueueError::Refused)?;
+        enqueue(&mut self.lanes)?;
+        self.count();
+        self.start();
+        Ok(())
     }
 
     /// Sends what may be sent now.
@@ -288,25 +327,11 @@ impl<B: LaneBus> LaneSink<B> {
 
 impl<B: LaneBus> Sink for LaneSink<B> {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        if self.is_given_up() {
-            return Err(EnqueueError::Finished);
-        }
-        self.bus.check(record).map_err(EnqueueError::Refused)?;
-        self.lanes.enqueue(record, ticket)?;
-        self.count();
-        self.start();
-        Ok(())
+        self.put(record, |lanes| lanes.enqueue(record, ticket))
     }
 
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        if self.is_given_up() {
-            return Err(EnqueueError::Finished);
-        }
-        self.bus.check(record).map_err(EnqueueError::Refused)?;
-        self.lanes.enqueue_apart(record, ticket)?;
-        self.count();
-        self.start();
-        Ok(())
+        self.put(record, |lanes| lanes.enqueue_apart(record, ticket))
     }
 
     fn refuses_each(&self) -> bool {
@@ -372,7 +397,7 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
     }
 
     fn handle(&self) -> SinkHandle {
-        SinkHandle::of(Handle(Arc::clone(&self.life)))
+        SinkHandle(Some(Arc::clone(&self.life) as Arc<dyn BusHandle>))
     }
 
     fn watch_connection(&self) -> watch::Receiver<Connection> {
@@ -432,31 +457,5 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
             }
             None
         })
-    }
-}
-
-#[derive(Debug)]
-struct Handle(Arc<Life>);
-
-impl BusHandle for Handle {
-    fn give_up(&self) -> Option<usize> {
-        let records = self.0.outstanding.load(Ordering::Relaxed);
-        if records == 0 {
-            return None;
-        }
-        self.0.given_up.cancel();
-        Some(records)
-    }
-
-    fn unusable(&self) -> BoxFuture<'_, Error> {
-        Box::pin(self.0.tracker.unusable())
-    }
-
-    fn cluster_id(&self) -> BoxFuture<'_, Result<Option<String>>> {
-        Box::pin(async { Ok(None) })
-    }
-
-    fn producer(&self) -> Option<Producer> {
-        None
     }
 }

@@ -173,18 +173,6 @@ struct NoChecks;
 
 impl BusChecks for NoChecks {}
 
-/// What the bus of `sink.kind` tells.
-pub(crate) fn checks(kind: SinkKind) -> &'static dyn BusChecks {
-    match kind {
-        SinkKind::Kafka => &kafka::survey::KafkaChecks,
-        #[cfg(feature = "nats")]
-        SinkKind::Nats => &lanes::LaneChecks::<nats::Nats>::NEW,
-        #[cfg(feature = "webhook")]
-        SinkKind::Webhook => &lanes::LaneChecks::<webhook::Webhook>::NEW,
-        SinkKind::Stdout | SinkKind::Null => &NoChecks,
-    }
-}
-
 /// What a handle can do: see [`SinkHandle`].
 pub trait BusHandle: Send + Sync + std::fmt::Debug {
     /// Gives up everything that was not acked, and says how many records that was; none where there
@@ -242,9 +230,10 @@ impl SinkHandle {
     }
 }
 
-/// Makes [`AnySink`], and what calls the sink of one (`on!`) or the type of a kind (`of!`).
+/// Makes [`AnySink`], [`checks`], and what calls the sink of one (`on!`) or the type of a kind
+/// (`of!`). A line has the sink and the [`BusChecks`] of a kind.
 macro_rules! buses {
-    ($d:tt $($([$feature:literal])? $kind:ident($sink:ty)),+ $(,)?) => {
+    ($d:tt $($([$feature:literal])? $kind:ident($sink:ty, $checks:expr)),+ $(,)?) => {
         /// The sink of `sink.kind`.
         pub enum AnySink {
             $(
@@ -252,6 +241,13 @@ macro_rules! buses {
                 #[doc = concat!("That of `SinkKind::", stringify!($kind), "`.")]
                 $kind(Box<$sink>),
             )+
+        }
+
+        /// What the bus of `sink.kind` tells.
+        pub(crate) fn checks(kind: SinkKind) -> &'static dyn BusChecks {
+            match kind {
+                $($(#[cfg(feature = $feature)])? SinkKind::$kind => &$checks,)+
+            }
         }
 
         macro_rules! on {
@@ -285,11 +281,11 @@ macro_rules! buses {
 }
 
 buses! { $
-    Kafka(KafkaSink),
-    ["nats"] Nats(nats::NatsSink),
-    ["webhook"] Webhook(webhook::WebhookSink),
-    Stdout(StdoutSink),
-    Null(NullSink),
+    Kafka(KafkaSink, kafka::survey::KafkaChecks),
+    ["nats"] Nats(nats::NatsSink, lanes::LaneChecks::<nats::Nats>::NEW),
+    ["webhook"] Webhook(webhook::WebhookSink, lanes::LaneChecks::<webhook::Webhook>::NEW),
+    Stdout(StdoutSink, NoChecks),
+    Null(NullSink, NoChecks),
 }
 
 impl Sink for AnySink {

@@ -31,7 +31,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::OtelConfig;
-use crate::conninfo::{RootCert, SslMode, TlsSettings};
+use crate::conninfo::RootCert;
 use crate::postgres::tls;
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind, Result, with_causes};
@@ -274,24 +274,11 @@ struct Client {
 
 impl Client {
     fn new(config: &OtelConfig, dropped: &Counter) -> Result<Client> {
-        // Without TLS, no certificate is needed.
         let is_https = config.endpoint.scheme_str() == Some("https");
-        let settings = TlsSettings {
-            mode: if is_https {
-                SslMode::VerifyFull
-            } else {
-                SslMode::Prefer
-            },
-            root: Some(RootCert::System),
-            client: None,
-            channel_binding: tokio_postgres::config::ChannelBinding::Disable,
-            tls13_only: false,
-        };
         let remedy = "install ca-certificates, or name a file with the collector's authority in \
                       SSL_CERT_FILE";
-        let tls = tls::client_config(&settings)
+        let tls = tls::of_server(RootCert::System, is_https)
             .map_err(|error| error.about("otel.endpoint").remedy(remedy))?;
-        let tls = tls.ok_or_else(|| Error::new(Kind::Bug, "TLS without a configuration"))?;
         let https = HttpsConnectorBuilder::new()
             .with_tls_config(tls)
             .https_or_http()

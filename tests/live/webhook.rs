@@ -253,6 +253,20 @@ fn relay(world: &World, port: u16) -> RelayCommand {
         .variable("WALRELAY_WEBHOOK_TIMEOUT", "2s")
 }
 
+/// Commits so many events of each aggregate in one transaction, in turn.
+#[track_caller]
+fn emit_together(world: &World, aggregates: &[&str], events: u32) {
+    let kind = world.kind(0);
+    let emits: Vec<String> = aggregates
+        .iter()
+        .map(|aggregate| format!("emit('{kind}', '{aggregate}', 20)"))
+        .collect();
+    let emits = emits.join(", ");
+    world
+        .sql()
+        .run(&format!("select {emits} from generate_series(1, {events})"));
+}
+
 /// P1, P2.
 #[test]
 fn webhooks_arrive_in_order_of_each_key_through_kills_and_outages() {
@@ -289,7 +303,6 @@ fn webhooks_arrive_in_order_of_each_key_through_kills_and_outages() {
 #[test]
 fn a_refused_webhook_is_parked_with_those_behind_it_and_others_flow() {
     let world = World::new();
-    let sql = world.sql();
     let refuses_bad = |post: &Post| match &*post.event().0 {
         "bad" => Reply::Status(422, ""),
         _ => OK,
@@ -297,11 +310,7 @@ fn a_refused_webhook_is_parked_with_those_behind_it_and_others_flow() {
     let (receiver, port) = Receiver::listen(refuses_bad);
     let mut running = relay(&world, port).option("--on-error", "park").start();
     running.wait_ready();
-    let kind = world.kind(0);
-    sql.run(&format!(
-        "begin; select emit('{kind}', 'bad', 20), emit('{kind}', 'good', 20) \
-         from generate_series(1, 5); commit"
-    ));
+    emit_together(&world, &["bad", "good"], 5);
     let good = || receiver.kept_of("good");
     eventually("others arrive", ARRIVAL, good, |kept| kept.len() == 5);
     let number = || world.number_parked();
@@ -325,7 +334,6 @@ fn a_refused_webhook_is_parked_with_those_behind_it_and_others_flow() {
 fn a_refused_webhook_stops_the_relay_or_is_skipped() {
     for on_error in ["stop", "skip"] {
         let world = World::new();
-        let sql = world.sql();
         let refuses = |post: &Post| match post.event() {
             (_, 2) => Reply::Status(400, ""),
             _ => OK,
@@ -333,10 +341,7 @@ fn a_refused_webhook_stops_the_relay_or_is_skipped() {
         let (receiver, port) = Receiver::listen(refuses);
         let mut running = relay(&world, port).option("--on-error", on_error).start();
         running.wait_ready();
-        let kind = world.kind(0);
-        sql.run(&format!(
-            "begin; select emit('{kind}', 'a', 20) from generate_series(1, 4); commit"
-        ));
+        emit_together(&world, &["a"], 4);
         if on_error == "stop" {
             assert_eq!(running.wait_exit(EXIT), RECORD);
             assert_eq!(receiver.kept_of("a"), [1]);
@@ -358,11 +363,7 @@ fn a_webhook_that_crashes_the_receiver_is_parked_and_an_outage_parks_nothing() {
     let (receiver, port) = Receiver::listen(|_| Reply::Status(503, ""));
     let mut running = relay(&world, port).option("--on-error", "park").start();
     running.wait_ready();
-    let kind = world.kind(0);
-    sql.run(&format!(
-        "begin; select emit('{kind}', 'bad', 20), emit('{kind}', 'good', 20) \
-         from generate_series(1, 3); commit"
-    ));
+    emit_together(&world, &["bad", "good"], 3);
     // Nothing is taken for long enough to count each record out.
     let asked = || receiver.asked_of("bad").len();
     eventually("it is tried again", 3 * ARRIVAL, asked, |asked| *asked > 5);
@@ -420,7 +421,6 @@ fn a_frozen_relay_of_webhooks_sends_nothing_behind_its_successor() {
 #[test]
 fn a_webhook_that_waits_holds_up_its_key_alone_and_is_signed_again() {
     let world = World::new();
-    let sql = world.sql();
     let mut refusals = 0;
     let judge = move |post: &Post| match &*post.event().0 {
         "slow" if refusals < 2 => {
@@ -441,11 +441,7 @@ fn a_webhook_that_waits_holds_up_its_key_alone_and_is_signed_again() {
         .variable("WALRELAY_WEBHOOK_SIGNING_SECRETS_FILE", &file.to_string())
         .start();
     running.wait_ready();
-    let kind = world.kind(0);
-    sql.run(&format!(
-        "begin; select emit('{kind}', 'slow', 20), emit('{kind}', 'endless', 20), \
-         emit('{kind}', 'quick', 20) from generate_series(1, 3); commit"
-    ));
+    emit_together(&world, &["slow", "endless", "quick"], 3);
     let others = || (receiver.kept_of("quick"), receiver.kept_of("endless"));
     let expected = (vec![1, 2, 3], vec![1, 2, 3]);
     eventually("others arrive", ARRIVAL, others, |kept| *kept == expected);

@@ -14,7 +14,7 @@ use crate::cli::config::{self, Common, DAY, duration, one_of};
 use crate::cli::output::{Outcome, Output, note, print_report};
 use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
-use crate::config::Mode;
+use crate::config::{Mode, SinkKind};
 use crate::conninfo::ConnInfo;
 use crate::postgres::fault;
 use crate::postgres::sql::SqlSession;
@@ -132,9 +132,7 @@ pub(crate) async fn setup(
     print_report(args.output, &plan, "")?;
     ended?;
     let run = NextCommand::new("run").option("slot", &source.slot);
-    let is_other_bus = settings
-        .get("sink.kind")
-        .is_some_and(|given| given.text.expose() != "kafka");
+    let is_other_bus = settings.model().sink.kind != SinkKind::Kafka;
     let run = if is_other_bus || settings.get("kafka.brokers").is_some() {
         run
     } else {

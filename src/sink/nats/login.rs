@@ -6,7 +6,7 @@ use async_nats::ConnectOptions;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::NatsConfig;
-use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
+use crate::conninfo::{RootCert, check_private};
 use crate::postgres::tls;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
@@ -62,20 +62,13 @@ pub(super) fn tls(config: &NatsConfig) -> Result<Option<ClientConfig>> {
         "" => RootCert::System,
         file => RootCert::File(file.into()),
     };
-    let settings = TlsSettings {
-        mode: SslMode::VerifyFull,
-        root: Some(root),
-        client: None,
-        channel_binding: tokio_postgres::config::ChannelBinding::Disable,
-        tls13_only: false,
-    };
     let is_wanted = !config.ca_file.is_empty()
         || config
             .each_server()
             .any(|server| server.starts_with("tls://"));
-    match tls::client_config(&settings) {
+    match tls::of_server(root, true) {
         Err(_) if !is_wanted => Ok(None),
-        tls => tls.map_err(|error| {
+        tls => tls.map(Some).map_err(|error| {
             error
                 .about("nats")
                 .with_kind(Kind::Config)

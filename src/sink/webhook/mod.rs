@@ -41,7 +41,7 @@ use self::answer::{failed, judge, no_connection};
 use self::signature::Signer;
 use super::lanes::{Answer, Away, LaneBus, LaneSink};
 use crate::config::{Config, SinkKind, WebhookConfig};
-use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
+use crate::conninfo::{RootCert, check_private};
 use crate::postgres::tls;
 
 /// The sink of webhooks.
@@ -72,6 +72,8 @@ const RESERVED: [&str; 15] = [
     "user-agent",
     "via",
 ];
+/// Headers of a record: `HeaderMap` panics where it has more than 24,576 names, ours among them.
+const HEADERS_MAX: usize = 24_000;
 /// So much of the body of an answer is read, and for so long.
 const DRAINED_BYTES: usize = 64 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -145,7 +147,8 @@ impl LaneBus for Webhook {
     }
 
     fn check(&self, record: &Record<'_>) -> Result<()> {
-        self.request(record, 0, Vec::new()).map(drop)
+        self.signed_id(&self.headers(record)?)?;
+        self.uri(record.topic).map(drop)
     }
 
     async fn probe(&self) -> Result<(), Away> {
@@ -194,44 +197,53 @@ impl Webhook {
         })
     }
 
-    /// The request for a record, signed for this time. Errors: the record cannot be a request.
-    fn request(&self, record: &Record<'_>, seconds: u64, body: Vec<u8>) -> Result<Request<Body>> {
+    /// The headers of each attempt for a record. Errors: HTTP cannot carry one, or it is reserved.
+    fn headers(&self, record: &Record<'_>) -> Result<HeaderMap> {
+        if record.headers.len() > HEADERS_MAX {
+            let cause = "the record has more headers than HTTP can carry";
+            return Err(Error::new(Kind::Record, cause).remedy("leave some out in [route.headers]"));
+        }
         let mut headers = self.headers.clone();
-        let mut id = None;
         for (at, (name, value)) in record.headers.iter().enumerate() {
             // HTTP has no header without a value.
             let Some(value) = value else { continue };
             let (parsed, value) = header(name, value)?;
             // The id is the first header.
             if at == 0 && self.id_headers.iter().any(|id| id == name) {
-                id = Some(value.clone());
+                headers.insert(ID, value.clone());
             }
-            headers.try_append(parsed, value).map_err(|_| {
-                Error::new(
-                    Kind::Record,
-                    "the record has more headers than HTTP can carry",
-                )
-                .remedy("leave some out in [route.headers]")
-            })?;
+            headers.append(parsed, value);
         }
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         if !headers.contains_key(CONTENT_TYPE) {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        if let Some(signer) = &self.signer {
-            let id_text = id.as_ref().and_then(|id| id.to_str().ok());
-            let id_text = id_text.filter(|id| !id.contains('.')).ok_or_else(|| {
-                let cause = "the id of the event is missing, has a dot, or is not ASCII, and \
-                             cannot be signed";
-                Error::new(Kind::Record, cause)
-                    .remedy("let route.id_header name a header with another id")
-            })?;
-            let signature = signer.sign(id_text, seconds, &body);
+        Ok(headers)
+    }
+
+    /// The signer, and the id that it signs; none where requests are not signed. Errors: this id
+    /// cannot be signed.
+    fn signed_id<'a>(&'a self, headers: &'a HeaderMap) -> Result<Option<(&'a Signer, &'a str)>> {
+        let Some(signer) = &self.signer else {
+            return Ok(None);
+        };
+        let id = headers.get(ID).and_then(|id| id.to_str().ok());
+        let id = id.filter(|id| !id.contains('.')).ok_or_else(|| {
+            let cause = "the id of the event is missing, has a dot, or is not ASCII, and cannot be \
+                         signed";
+            Error::new(Kind::Record, cause)
+                .remedy("let route.id_header name a header with another id")
+        })?;
+        Ok(Some((signer, id)))
+    }
+
+    /// The request for a record, signed for this time. Errors: the record cannot be a request.
+    fn request(&self, record: &Record<'_>, seconds: u64, body: Vec<u8>) -> Result<Request<Body>> {
+        let mut headers = self.headers(record)?;
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        if let Some((signer, id)) = self.signed_id(&headers)? {
+            let signature = signer.sign(id, seconds, &body);
             headers.insert(TIMESTAMP, HeaderValue::from(seconds));
             headers.insert(SIGNATURE, secret_value(&signature)?);
-        }
-        if let Some(id) = id {
-            headers.insert(ID, id);
         }
         let mut request = Request::new(Body::from(body));
         *request.method_mut() = Method::POST;
@@ -321,28 +333,15 @@ fn url_of(config: &WebhookConfig) -> Result<Uri> {
 }
 
 fn connector(config: &WebhookConfig, is_https: bool) -> Result<Connector> {
-    let root = config
-        .ca_file
-        .clone()
-        .map(|file| RootCert::File(file.into()));
-    let settings = TlsSettings {
-        // Without TLS, no certificate is needed.
-        mode: if is_https {
-            SslMode::VerifyFull
-        } else {
-            SslMode::Prefer
-        },
-        root: root.or(Some(RootCert::System)),
-        client: None,
-        channel_binding: tokio_postgres::config::ChannelBinding::Disable,
-        tls13_only: false,
+    let root = match &config.ca_file {
+        Some(file) => RootCert::File(file.into()),
+        None => RootCert::System,
     };
-    let tls = tls::client_config(&settings).map_err(|error| {
+    let tls = tls::of_server(root, is_https).map_err(|error| {
         error
             .about("webhook.url")
             .remedy("install ca-certificates, or name the receiver's authority in webhook.ca_file")
     })?;
-    let tls = tls.ok_or_else(|| Error::new(Kind::Bug, "TLS without a configuration"))?;
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -390,6 +389,7 @@ fn secret_file(file: &str, key: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Settings;
 
     #[test]
     fn headers_that_http_cannot_carry_or_walrelay_sets_are_refused() {
@@ -413,6 +413,31 @@ mod tests {
         );
         let (_, value) = header("ce-subject", "a \u{20ac}%".as_bytes()).unwrap();
         assert_eq!(value, "a%20%E2%82%AC%25");
+    }
+
+    #[test]
+    fn more_headers_than_http_can_carry_refuse_the_record() {
+        let text = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\n\
+                    sink.kind = 'webhook'\nwebhook.url = 'http://localhost/'";
+        let config = Settings::of(text).unwrap().config(false).unwrap();
+        let webhook = Webhook::new(&config).unwrap();
+        let names: Vec<String> = (0..30_000).map(|number| format!("x-{number}")).collect();
+        let headers: Vec<(&str, Option<&[u8]>)> = names
+            .iter()
+            .map(|name| (name.as_str(), Some(&b"a"[..])))
+            .collect();
+        let record = |count: usize| Record {
+            topic: "t",
+            key: None,
+            value: None,
+            headers: &headers[..count],
+            partition: None,
+            timestamp_ms: None,
+        };
+        let most = record(HEADERS_MAX);
+        assert!(webhook.request(&most, 0, Vec::new()).is_ok());
+        let error = webhook.check(&record(HEADERS_MAX + 1)).unwrap_err();
+        assert_eq!(error.kind(), Kind::Record);
     }
 
     #[test]
