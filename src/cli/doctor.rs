@@ -26,7 +26,7 @@ Examples:
   walrelay doctor --config walrelay.toml --json | \\
     jq '.checks[] | select(.state != \"ok\")'
 
-doctor takes the settings of run, asks Postgres and Kafka what run needs of them, and prints a \
+doctor takes the settings of run, asks Postgres and the bus what run needs of them, and prints a \
 line for each check: ok, warning or wrong. A line that is not ok is followed by the SQL or the \
 command that fixes it. The command changes and creates nothing, and a relay may work meanwhile. It \
 learns the topics and the size of records from 1,000 rows of each table, for which the role needs \

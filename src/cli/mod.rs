@@ -68,7 +68,7 @@ use tail::TailArgs;
 use teardown::TeardownArgs;
 use verify::VerifyArgs;
 
-/// Relays an outbox table through a Postgres logical replication slot into Kafka.
+/// Relays an outbox table through a Postgres logical replication slot to Kafka or another bus.
 #[derive(Debug, Parser)]
 #[command(name = "walrelay", version, long_version = long_version())]
 #[command(max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
@@ -164,7 +164,7 @@ pub(crate) enum Command {
     /// Print records as a relay would publish them, without consuming their events
     #[command(after_help = tail::HELP)]
     Tail(TailArgs),
-    /// Check Postgres and Kafka for a relay, and print the fix of each fault
+    /// Check Postgres and the bus for a relay, and print the fix of each fault
     #[command(after_help = doctor::HELP)]
     Doctor(DoctorArgs),
     /// Serve the metrics of the slot while no relay runs

@@ -1234,6 +1234,12 @@ mod tests {
         );
         assert_eq!(config.delivery.read_tails, ReadTails::Never);
         assert_eq!(of("state.store = 'slot'").state.store, StoreKind::Slot);
+        let settings = Settings::of(least).unwrap();
+        let shown = crate::config::written::effective(&settings, &config);
+        assert!(
+            shown.contains("\nstore = \"postgres\"  # default\n"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -101,6 +101,7 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
         );
     }
     let of_messages = layer.get("outbox.message_prefix").is_some();
+    let keeps_position = layer.model.sink.kind.capabilities().keeps_position;
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
         let name = key.parts().1;
         match (key.path.as_str(), layer.get(&key.path), &key.default) {
@@ -129,6 +130,9 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
                     text,
                     format_args!("{name} = {}  # default", one_line(MESSAGE_LSN)),
                 );
+            }
+            ("state.store", None, _) if !keeps_position => {
+                line(text, format_args!("{name} = \"postgres\"  # default"));
             }
             (_, None, Some(default)) => line(
                 text,

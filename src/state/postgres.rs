@@ -20,7 +20,7 @@ const POSITIONS: OwnTable = OwnTable {
     create: include_str!("../../sql/position/create.sql"),
     privileges: "select, insert, update",
     lacking: "the position cannot be kept in Postgres",
-    otherwise: "keep the position in the bus",
+    otherwise: "choose another state.store",
 };
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
@@ -168,7 +168,7 @@ mod tests {
         );
         assert!(
             remedy.contains(
-                "grant select, insert, update on walrelay.position to \"the relay\"; -- or keep"
+                "grant select, insert, update on walrelay.position to \"the relay\"; -- or choose"
             ),
             "{remedy}"
         );

@@ -88,7 +88,7 @@ mod tests {
                 .remedy
                 .as_deref()
                 .unwrap()
-                .contains("check that the brokers run")
+                .contains("check that the servers of the bus run")
         );
         assert_eq!(kept.last().unwrap().topic.as_deref(), Some("13"));
     }

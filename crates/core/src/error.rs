@@ -157,8 +157,8 @@ impl Kind {
                  what becomes of such events",
             ),
             Kind::BusUnreachable => Remedy::from(
-                "check that the brokers run and can be reached from here, and try \
-                              again",
+                "check that the servers of the bus run and can be reached from here, and try \
+                 again",
             ),
             Kind::TopicRefused => {
                 Remedy::from("create the topic, or grant Write and Describe on it")
@@ -738,7 +738,10 @@ mod tests {
         let unreachable = Error::new(Kind::BusUnreachable, "it is tried again");
         assert!(
             unreachable.any_remedy().is_none()
-                && unreachable.what_to_do().unwrap().contains("brokers run")
+                && unreachable
+                    .what_to_do()
+                    .unwrap()
+                    .contains("servers of the bus run")
         );
         assert_eq!(
             unreachable.or_remedy("that").what_to_do().as_deref(),

@@ -65,7 +65,10 @@ fn a_relay_that_cannot_start_draws_nothing_and_shows_the_cause_and_the_fix() {
     assert_shows(
         &telemetry,
         0,
-        &[bad, "<p>no broker answers. Fix: check that the brokers run"],
+        &[
+            bad,
+            "<p>no broker answers. Fix: check that the servers of the bus run",
+        ],
     );
 }
 
