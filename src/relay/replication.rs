@@ -241,7 +241,7 @@ impl ReplicationLoop<'_> {
             if let Input::Shared(SharedInput::Deliveries) = input {
                 // On failure the producer is finished, and nothing that waits for it would come to
                 // an end.
-                self.pipeline.publisher.delivered()?;
+                self.shared.delivered(&mut self.pipeline.publisher)?;
             } else if let Err(error) = self.handle(input).await {
                 self.halt(error)?;
             }

@@ -241,7 +241,7 @@ impl<'a> SharedLoop<'a> {
                 self.leave(publisher, grace, Ok(Ended::Stopped));
             }
             SharedInput::Clock => {}
-            SharedInput::Deliveries => publisher.delivered()?,
+            SharedInput::Deliveries => self.delivered(publisher)?,
             // The next batch may have events to park, which those rows wait for.
             SharedInput::WrittenBack(Ok(BatchEnd {
                 marker,
@@ -389,6 +389,17 @@ impl<'a> SharedLoop<'a> {
                 marks_rows,
             })
         });
+    }
+
+    /// Takes in delivery reports, as [`Publisher::delivered`], and measures how long events took.
+    pub(super) fn delivered(&self, publisher: &mut Publisher<AnySink>) -> Result<()> {
+        let taken_in = publisher.delivered();
+        let metrics = &self.process.telemetry.metrics;
+        let now_us = now_us();
+        for committed_at_us in publisher.ledger.take_finished() {
+            metrics.observe_commit_to_ack(committed_at_us, now_us);
+        }
+        taken_in
     }
 
     /// Updates metrics and health.
@@ -561,7 +572,7 @@ fn report_levels(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
         .set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
 }
 
-/// What became of events since the last report: per outbox, and how long they took.
+/// What became of events since the last report, per outbox.
 fn report_events(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
     for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
         metrics.outbox_events(
@@ -571,10 +582,6 @@ fn report_events(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
     }
     for rows in &mut publisher.rows {
         metrics.copied_rows(&rows.outbox, std::mem::take(&mut rows.copied));
-    }
-    let now_us = now_us();
-    for committed_at_us in publisher.ledger.take_finished() {
-        metrics.observe_commit_to_ack(committed_at_us, now_us);
     }
 }
 
