@@ -23,6 +23,8 @@ mod lanes;
 #[cfg(feature = "nats")]
 mod nats;
 mod null;
+#[cfg(any(feature = "nats", feature = "webhook"))]
+mod secret_file;
 mod stdout;
 #[cfg(feature = "webhook")]
 mod webhook;
