@@ -1,6 +1,8 @@
 //! P1, P2, P3: on NATS JetStream each event arrives, in the order of its key, whatever ends or
 //! stands still; an event that cannot be delivered holds up no other key.
 
+mod login;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -25,6 +25,10 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
                 .remedy("write it with nsc generate creds, or take it from who runs the servers")
         });
     }
+    if !config.nkey_file.is_empty() {
+        let seed = secret_file::read("nats.nkey_file", &config.nkey_file)?;
+        return Ok(options.nkey(seed.expose().trim().to_owned()));
+    }
     if let Some(token) = &config.token {
         return Ok(options.token(token.expose().to_owned()));
     }

@@ -329,8 +329,8 @@ fn refused(said: &str) -> Away {
         format!("NATS refuses the connection: {said}"),
     );
     Away::Unusable(error.remedy(
-        "correct nats.credentials_file, user, password or token, and nats.ca_file; see the log of \
-         the server",
+        "correct nats.credentials_file, nkey_file, user, password or token, and nats.ca_file; see \
+         the log of the server",
     ))
 }
 

@@ -90,19 +90,31 @@ impl Nats {
         let directory = run_directory().join(&name);
         std::fs::create_dir_all(&directory).expect("a directory");
         let address = format!("127.0.0.1:{}", free_port());
-        let store = directory.join("store").display().to_string();
-        let configuration = format!(
-            "listen: \"{address}\"\nserver_name: \"{name}\"\njetstream {{ store_dir: {store:?} \
-             }}\n{lines}\n"
-        );
-        std::fs::write(directory.join("nats.conf"), configuration).expect("a configuration");
-        Some(Nats {
+        let nats = Nats {
             name,
             directory,
             address,
             login: login.clone(),
             process: None,
-        })
+        };
+        nats.configure(lines);
+        Some(nats)
+    }
+
+    fn configure(&self, lines: &str) {
+        let (name, address) = (&self.name, &self.address);
+        let store = self.directory.join("store").display().to_string();
+        let configuration = format!(
+            "listen: \"{address}\"\nserver_name: \"{name}\"\njetstream {{ store_dir: {store:?} \
+             }}\n{lines}\n"
+        );
+        std::fs::write(self.directory.join("nats.conf"), configuration).expect("a configuration");
+    }
+
+    /// Lets the server that runs read its configuration with these lines.
+    pub(crate) fn reload(&mut self, lines: &str) {
+        self.configure(lines);
+        self.signal("HUP");
     }
 
     /// Starts it with its files and port, and waits until it answers.
