@@ -20,6 +20,7 @@ use crate::support::world::{ARRIVAL, World, committed};
 /// NATS has no key of a record.
 const KEY: &str = "[route.headers]\nkey = \"{aggregateid}\"\n";
 const BUS_REFUSED: Option<i32> = Some(31);
+const PARKED: &str = "\"event_parked\"";
 const STREAM: &str = "EVENTS";
 const ALL: [&str; 1] = ["outbox.event.>"];
 
@@ -108,7 +109,7 @@ fn parked(world: &World, count: i64) {
     });
 }
 
-/// P1, P2.
+/// P1, P2, P3: an outage parks nothing.
 #[test]
 fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
     let Some(mut nats) = Nats::start() else {
@@ -123,7 +124,8 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
         ..Plan::default()
     };
     let writers = world.workload(&plan);
-    let mut relay = run(&world, &nats).start();
+    let run = run(&world, &nats).option("--on-error", "park");
+    let mut relay = run.start();
     let started = Instant::now();
     let limit = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 10));
     let (mut relays, mut servers, mut freezes) = (0, 0, 0);
@@ -143,8 +145,9 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
                 freezes += 1;
             }
             _ => {
+                assert!(!relay.log().contains(PARKED), "{}", relay.log());
                 relay.kill_hard();
-                relay = run(&world, &nats).start();
+                relay = run.start();
                 relays += 1;
             }
         }
@@ -158,10 +161,11 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
         found.duplicates
     );
     world.wait_confirmed(ARRIVAL);
+    assert!(!relay.log().contains(PARKED), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
-/// P1, P2: an election is waited for.
+/// P1, P2: an election is waited for, and so is a cluster that is away: nothing is parked.
 #[test]
 fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
     let Some(mut servers) = Nats::cluster() else {
@@ -175,13 +179,14 @@ fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
         .command("run")
         .option("--sink", "nats")
         .option("--log-format", "json")
+        .option("--on-error", "park")
         .config_file(&all);
     let mut relay = ready(&command);
     let writers = world.workload(&Plan {
         aggregates: 100,
         ..Plan::default()
     });
-    for _ in 0..3 {
+    for _ in 0..2 {
         writers.wait_for(100);
         let led = || servers[0].stream_info(STREAM)["cluster"]["leader"].clone();
         let leader = eventually("a leader", ARRIVAL, led, serde_json::Value::is_string);
@@ -198,13 +203,21 @@ fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
         };
         eventually("all have all", ARRIVAL, current, |current| *current);
     }
+    servers.iter_mut().for_each(Nats::kill_hard);
+    eventually("it notices", ARRIVAL, || relay.is_ready(), |ready| !ready);
+    writers.wait_for(100);
+    servers.iter_mut().for_each(Nats::launch);
+    writers.wait_for(100);
     writers.stop();
+    let answers = || servers[0].stream_info(STREAM)["state"].is_object();
+    eventually("the cluster answers", ARRIVAL, answers, |answers| *answers);
     let found = all_delivered(&world, &servers[0]);
     let events = world.committed();
     eprintln!(
-        "{events} events, 3 leaders killed, {} duplicates",
+        "{events} events, 2 leaders and all servers killed, {} duplicates",
         found.duplicates
     );
+    assert!(!relay.log().contains(PARKED), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -217,7 +230,8 @@ fn a_frozen_server_is_noticed_and_loses_nothing() {
     let window = json!({"duplicate_window": 100_000_000});
     nats.add_stream(STREAM, &ALL, window);
     let world = world();
-    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"1s\"\n"));
+    let command = with(&world, &nats, "ack_timeout = \"1s\"\n");
+    let mut relay = ready(&command.option("--on-error", "park"));
     let writers = world.workload(&Plan::default());
     writers.wait_for(100);
     nats.signal("STOP");
@@ -229,6 +243,7 @@ fn a_frozen_server_is_noticed_and_loses_nothing() {
     writers.stop();
     let found = all_delivered(&world, &nats);
     eprintln!("{} duplicates", found.duplicates);
+    assert!(!relay.log().contains(PARKED), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -240,13 +255,32 @@ fn a_subject_without_a_stream_waits_until_there_is_one() {
     let mut relay = ready(&run(&world, &nats));
     let sql = world.sql();
     (0..20).for_each(|number| world.emit(&sql, ["a", "b"][number % 2]));
-    let line = logged(&relay, "record_delayed");
-    assert!(line.contains("nats stream add --subjects"), "{line}");
     let line = logged(&relay, "record_refused");
     assert!(line.contains("no stream takes it"), "{line}");
+    assert!(line.contains("nats stream add --subjects"), "{line}");
     nats.add_stream(STREAM, &ALL, json!({}));
     let found = all_delivered(&world, &nats);
     assert_eq!(found.duplicates, 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: what is parked for want of a stream is retried by itself.
+#[test]
+fn events_of_a_subject_without_a_stream_are_parked_and_delivered() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &["outbox.event.*.kind1"], json!({}));
+    let world = world();
+    let mut relay = ready(&run(&world, &nats).option("--on-error", "park"));
+    let sql = world.sql();
+    (0..6).for_each(|number| world.emit_to(&sql, number % 2, ["a", "b"][number % 2]));
+    parked(&world, 3);
+    let count = || nats.count(STREAM);
+    eventually("the others flow", ARRIVAL, count, |count| *count == 3);
+    let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file"});
+    nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
+    let found = all_delivered(&world, &nats);
+    assert_eq!(found.duplicates, 0);
+    parked(&world, 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -413,13 +447,19 @@ fn what_a_user_may_not_do_is_named() {
     let Some(nats) = Nats::configured(users, &admin) else {
         return;
     };
-    nats.add_stream(STREAM, &ALL, json!({}));
     let world = world();
     let run = |user: &str, password: &str| {
         with(&world, &nats, &format!("user = \"{user}\"\n"))
             .variable("WALRELAY_NATS_PASSWORD", password)
     };
     world.emit(&world.sql(), "a");
+
+    // It may not ask JetStream either.
+    let mut relay = ready(&run("relay", "canary"));
+    let line = logged(&relay, "record_refused");
+    assert!(line.contains("no stream takes it"), "{line}");
+    relay.kill_hard();
+    nats.add_stream(STREAM, &ALL, json!({}));
 
     for (user, password, cause) in [
         ("relay", "wrong-canary", "authorization violation"),

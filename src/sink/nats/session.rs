@@ -37,6 +37,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(2);
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Nobody listens on port 0: the client gives up where it would connect again.
 const NOWHERE: &str = "nats://127.0.0.1:0";
+/// How questions to JetStream begin.
+pub(super) const API: &str = "$JS.API.";
+/// How long JetStream may take to answer one.
+pub(super) const API_TIMEOUT: Duration = Duration::from_secs(2);
 const DENIED_SUBSCRIPTION: &str = "permissions violation for subscription";
 const DENIED_PUBLISH: &str = "permissions violation for publish";
 
@@ -190,6 +194,14 @@ impl Session {
             }
         };
         self.within(number, limit, reply).await
+    }
+
+    /// Asks JetStream which streams have `subject`.
+    pub(super) async fn ask_for_streams(&self, subject: &str) -> Reply {
+        let question = serde_json::json!({ "subject": subject }).to_string();
+        let to = format!("{API}STREAM.NAMES");
+        self.request(&to, HeaderMap::new(), question.into(), API_TIMEOUT)
+            .await
     }
 
     /// Asks whether the server answers: by a message to ourselves, or by its refusal.

@@ -124,7 +124,7 @@ impl Nats {
         self.wait();
     }
 
-    fn launch(&mut self) {
+    pub(crate) fn launch(&mut self) {
         assert!(self.process.is_none(), "it already runs");
         let mut command = Command::new(directory().join("nats/nats-server"));
         command.arg("-c").arg(self.directory.join("nats.conf"));
