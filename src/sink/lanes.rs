@@ -155,6 +155,7 @@ pub struct LaneSink<B> {
     state: State,
     pause: Duration,
     told_delay_at: Option<Instant>,
+    refusal: Option<Error>,
     life: Arc<Life>,
 }
 
@@ -174,6 +175,7 @@ impl<B: LaneBus> LaneSink<B> {
             state: State::Paused(Instant::now()),
             pause: PAUSE,
             told_delay_at: None,
+            refusal: None,
             life: Arc::new(life),
         };
         sink.start();
@@ -273,8 +275,10 @@ impl<B: LaneBus> LaneSink<B> {
                 Outcome::Refused { error, after }
             }
             // The bus took others meanwhile: it is about this record.
-            Answer::Away(Away::Unreachable(cause)) if self.lanes.acked_count() > acked_before => {
-                let error = Error::new(Kind::BusUnreachable, cause);
+            Answer::Away(away @ Away::Unreachable(_))
+                if self.lanes.acked_count() > acked_before =>
+            {
+                let error = away.into_error(B::KIND.bus().reach);
                 self.tell_delay(&error);
                 Outcome::Refused { error, after: None }
             }
@@ -293,8 +297,13 @@ impl<B: LaneBus> LaneSink<B> {
         self.life.tracker.up();
     }
 
-    /// A record that waits in its lane is reported to nobody.
+    /// Keeps the error of a record that is tried again. One that waits in its lane is reported to
+    /// nobody.
     fn tell_delay(&mut self, error: &Error) {
+        if error.kind().halts() {
+            return;
+        }
+        self.refusal = Some(error.clone());
         let now = Instant::now();
         let is_told = self.told_delay_at.is_some_and(|at| now - at < DELAY_LOG);
         if error.kind().disposition() == Disposition::Retry && !is_told {
@@ -402,6 +411,10 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
 
     fn watch_connection(&self) -> watch::Receiver<Connection> {
         self.life.tracker.subscribe()
+    }
+
+    fn take_refusal(&mut self) -> Option<Error> {
+        self.refusal.take()
     }
 
     async fn missing(&self, _: &[&str], limit: Duration) -> Result<Vec<String>> {

@@ -116,6 +116,12 @@ pub trait BusSink: Sink + Sized {
         0
     }
 
+    /// The last refusal of a record that is tried again, since this was asked last. Other records go
+    /// on meanwhile.
+    fn take_refusal(&mut self) -> Option<Error> {
+        None
+    }
+
     /// Asks which of `topics` are not there. Creates none. With no topic it asks whether the bus
     /// answers: a relay takes its slot after that.
     ///
@@ -381,6 +387,10 @@ impl BusSink for AnySink {
 
     fn take_partition_changes(&self) -> u64 {
         on!(self, sink => sink.take_partition_changes())
+    }
+
+    fn take_refusal(&mut self) -> Option<Error> {
+        on!(self, sink => sink.take_refusal())
     }
 
     async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {

@@ -424,6 +424,10 @@ fn a_full_stream_is_waited_for() {
     (0..10).for_each(|_| world.emit(&sql, "a"));
     let line = logged(&relay, "record_delayed");
     assert!(line.contains("error 10077"), "{line}");
+    let page = || relay.get("/").map(|(_, page)| page).unwrap_or_default();
+    eventually("the page names it", ARRIVAL, page, |page| {
+        page.contains("error 10077") && page.contains(&world.topic(0))
+    });
     assert_eq!(nats.count(STREAM), 5);
     let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file", "max_msgs": -1});
     nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
