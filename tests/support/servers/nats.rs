@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::{directory, free_port, logs_to};
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
+use crate::support::topic::Record;
 use crate::support::wait;
 
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -203,6 +204,20 @@ impl Nats {
         client
     }
 
+    /// The records of a subject, in the order of its stream; none where no stream has it.
+    #[track_caller]
+    pub(crate) fn records(&self, subject: &str) -> Vec<Record> {
+        let answer = self.ask("STREAM.NAMES", &json!({"subject": subject}));
+        let streams = answer["streams"].as_array().into_iter().flatten();
+        let stored = streams
+            .filter_map(Value::as_str)
+            .flat_map(|stream| self.read(stream));
+        stored
+            .filter(|stored| stored.subject == subject)
+            .map(Stored::into_record)
+            .collect()
+    }
+
     /// All messages of a stream, in its order.
     #[track_caller]
     pub(crate) fn read(&self, stream: &str) -> Vec<Stored> {
@@ -219,6 +234,24 @@ impl Nats {
         (0..count)
             .map(|_| client.message().expect("a message"))
             .collect()
+    }
+}
+
+impl Stored {
+    /// As a record of Kafka; without the key, and without what is for the server.
+    fn into_record(self) -> Record {
+        let headers = self.headers.into_iter();
+        let headers = headers.filter(|(name, _)| !name.starts_with("Nats-"));
+        Record {
+            partition: 0,
+            offset: self.sequence,
+            key: None,
+            value: Some(self.payload),
+            headers: headers
+                .map(|(name, value)| (name, Some(value.into_bytes())))
+                .collect(),
+            appended_at_ms: 0,
+        }
     }
 }
 
