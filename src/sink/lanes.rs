@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
-use crate::sink::{BusChecks, BusHandle, BusSink, SinkHandle};
+use crate::sink::{BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
 use crate::survey::{BUS, Seen, Survey};
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
@@ -38,6 +38,11 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Makes the client. Connects to nothing.
     fn new(config: &Config) -> Result<Self>;
+
+    /// See [`BusChecks::reader`].
+    fn reader(_: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        Ok(None)
+    }
 
     /// How many records may be on their way.
     fn sent_max(&self) -> usize;
@@ -77,7 +82,7 @@ pub enum Away {
 }
 
 impl Away {
-    fn into_error(self, reach: &'static str) -> Error {
+    pub(super) fn into_error(self, reach: &'static str) -> Error {
         match self {
             Away::Unreachable(cause) => Error::new(Kind::BusUnreachable, cause).remedy(reach),
             Away::Unusable(error) => error,
@@ -449,6 +454,10 @@ impl<B> LaneChecks<B> {
 impl<B: LaneBus> BusChecks for LaneChecks<B> {
     fn admits(&self, config: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
         B::new(config).map(drop)
+    }
+
+    fn reader(&self, config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        B::reader(config)
     }
 
     fn survey<'a>(

@@ -586,3 +586,86 @@ fn headers_and_subjects_from_rows_stay_in_their_place() {
     assert_eq!((stored[0].header("id"), stored[0].payload.len()), ("7", 0));
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
+
+/// What `verify` finds with these settings, as JSON, and its exit code.
+#[track_caller]
+fn verified(world: &World, toml: &str, since: &[&str]) -> (Option<i32>, serde_json::Value) {
+    let order = "[outbox]\norder_by = \"(payload->>'v')::bigint\"\ntime = \"at\"\n";
+    let command = world
+        .command("verify")
+        .option("--grace", "0s")
+        .flag("--json")
+        .config_file(&format!("{order}{toml}"));
+    let command = since
+        .iter()
+        .fold(command, |command, word| command.flag(word));
+    let output = command.output();
+    let words = String::from_utf8_lossy(&output.stderr);
+    let json = serde_json::from_slice(&output.stdout);
+    let json = json.unwrap_or_else(|error| panic!("{error}: {words}"));
+    (output.status.code(), json)
+}
+
+/// P1: `verify` reads streams back.
+#[test]
+fn verify_compares_rows_with_the_messages_of_a_stream() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let world = world();
+    let sql = world.sql();
+    sql.run("alter table outbox add at timestamptz not null default now()");
+    let mut relay = ready(&run(&world, &nats));
+    (0..20).for_each(|number| world.emit(&sql, ["a", "b"][number % 2]));
+    all_delivered(&world, &nats);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    let address = &nats.address;
+    let servers = format!("[sink]\nkind = \"nats\"\n[nats]\nservers = \"{address}\"\n");
+    let (code, found) = verified(&world, &servers, &[]);
+    assert_eq!(code, Some(0), "{found}");
+    let total = &found["total"];
+    assert_eq!(
+        (&total["rows"], &total["records"]),
+        (&20.into(), &20.into())
+    );
+
+    // The copy of one, another one behind later ones of its key, and one that is gone.
+    let stored = nats.read(STREAM);
+    let of = |key: &str, at: usize| {
+        let mut of_key = stored.iter().filter(|stored| stored.header("key") == key);
+        of_key.nth(at).expect("ten of each key")
+    };
+    let (late, gone) = (of("a", 4), of("b", 2));
+    for deleted in [late, gone] {
+        let question = json!({"seq": deleted.sequence});
+        nats.ask(&format!("STREAM.MSG.DELETE.{STREAM}"), &question);
+    }
+    nats.publish_again(late);
+    nats.publish_again(of("a", 0));
+    let (code, found) = verified(&world, &servers, &[]);
+    assert_eq!(code, Some(1), "{found}");
+    let total = &found["total"];
+    let counts = ["missing", "duplicated", "out_of_order"].map(|name| &total[name]);
+    assert_eq!(counts, [&json!(1), &json!(1), &json!(1)], "{found}");
+    assert_eq!(found["missing"][0]["id"], gone.header("id"), "{found}");
+
+    // Messages that are older than an hour before the range are not read.
+    sql.run("update outbox set at = now() + interval '2 hours' where payload->>'v' = '10'");
+    let since = [
+        "--since",
+        &sql.text("select (now() + interval '90 minutes')::text"),
+    ];
+    let (code, found) = verified(&world, &servers, &since);
+    assert_eq!(
+        (code, &found["total"]["records"]),
+        (Some(1), &0.into()),
+        "{found}"
+    );
+
+    nats.ask(&format!("STREAM.DELETE.{STREAM}"), &json!({}));
+    let (code, found) = verified(&world, &servers, &[]);
+    assert_eq!((code, &found["total"]["missing"]), (Some(1), &20.into()));
+    assert!(
+        found["notes"].to_string().contains("does not exist"),
+        "{found}"
+    );
+}

@@ -6,9 +6,11 @@
 //! | `login` | user, password, credentials, TLS |
 //! | `record` | subject, headers, `Nats-Msg-Id` |
 //! | `answer` | what a stream says |
+//! | `reader` | messages read back, for `verify` |
 
 mod answer;
 mod login;
+mod reader;
 mod record;
 mod session;
 
@@ -19,10 +21,12 @@ use parking_lot::Mutex;
 use tokio_rustls::rustls::ClientConfig;
 
 use answer::{Said, Taking};
+use reader::StreamReader;
 use record::Messages;
 use session::{Reply, Session};
 
 use crate::config::{Config, NatsConfig, SinkKind};
+use crate::sink::ReadTopics;
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink};
 use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
@@ -116,6 +120,10 @@ impl LaneBus for Nats {
             session: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
         })
+    }
+
+    fn reader(config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        Ok(Some(Box::new(StreamReader::new(config)?)))
     }
 
     fn sent_max(&self) -> usize {

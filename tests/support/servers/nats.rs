@@ -196,6 +196,24 @@ impl Nats {
         info["state"]["messages"].as_i64().expect("a count")
     }
 
+    /// Publishes the message once more, as another one.
+    #[track_caller]
+    pub(crate) fn publish_again(&self, stored: &Stored) {
+        let headers = stored.headers.iter();
+        let headers = headers.filter(|(name, _)| !name.starts_with("Nats-"));
+        let lines = headers.map(|(name, value)| format!("{name}: {value}\r\n"));
+        let head = format!("NATS/1.0\r\n{}\r\n", lines.collect::<String>());
+        let payload = String::from_utf8_lossy(&stored.payload);
+        let total = head.len() + payload.len();
+        let mut client = self.client().expect("a connection");
+        client.write(&format!(
+            "SUB answer.here 8\r\nHPUB {} answer.here {} {total}\r\n{head}{payload}\r\n",
+            stored.subject,
+            head.len()
+        ));
+        client.message().expect("an ack");
+    }
+
     /// A subscriber that never answers, until it is dropped.
     pub(crate) fn subscribe(&self, subject: &str) -> Client {
         let mut client = self.client().expect("a connection");
