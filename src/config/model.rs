@@ -254,6 +254,8 @@ pub(crate) struct NatsConfig {
     /// A file with the user's JWT and seed, as `nsc generate creds` writes it. None: a server may
     /// ask for nothing.
     pub credentials_file: String,
+    /// A file with the seed of the user's nkey. None, as above.
+    pub nkey_file: String,
     /// The user. None, as above.
     pub user: String,
     /// The user's password.
@@ -571,7 +573,7 @@ mod tests {
                 key.variable()
             );
         }
-        assert_eq!(seen.len(), 2 * 91);
+        assert_eq!(seen.len(), 2 * 92);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(
             FLAGS

@@ -18,7 +18,12 @@ pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
         let given = layer.get(path);
         given.is_some_and(|given| !given.text.expose().is_empty())
     };
-    let logins = ["nats.credentials_file", "nats.user", "nats.token"];
+    let logins = [
+        "nats.credentials_file",
+        "nats.nkey_file",
+        "nats.user",
+        "nats.token",
+    ];
     let logins: Vec<&str> = logins.into_iter().filter(|path| has(path)).collect();
     if let [one, other, ..] = logins.as_slice() {
         let cause = format!("is set, and {other}, too");
@@ -76,7 +81,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "nats")]
-    fn a_login_is_one_of_three() {
+    fn there_is_one_login() {
         let config = of("[nats]\nservers = 'a:4222, tls://b'\nuser = 'u'\npassword = 'canary'");
         let config = config.unwrap();
         assert!(config.each_server().eq(["a:4222", "tls://b"]));
@@ -85,6 +90,7 @@ mod tests {
             ("", "nats.servers is not set"),
             ("user = 'u'\ntoken = 't'", "nats.token, too"),
             ("credentials_file = 'f'\nuser = 'u'", "nats.user, too"),
+            ("nkey_file = 'f'\ntoken = 't'", "nats.token, too"),
             ("password = 'p'", "no user"),
             (
                 "user = 'u'\npassword = 'p'\npassword_file = 'f'",

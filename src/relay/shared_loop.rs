@@ -429,6 +429,9 @@ impl<'a> SharedLoop<'a> {
             .metrics
             .set_oldest_unacked_commit(waits_since_us.into_iter().flatten().min());
         report_levels(&telemetry.metrics, publisher);
+        if let Some(error) = publisher.sink.take_refusal() {
+            telemetry.failed(&error);
+        }
         self.report_flows(publisher, now);
         let written = publisher.write_backs.written;
         let wrote = std::mem::replace(&mut self.written, written) < written;

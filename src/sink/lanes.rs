@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
-use crate::sink::{BusChecks, BusHandle, BusSink, SinkHandle};
+use crate::sink::{BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
 use crate::survey::{BUS, Seen, Survey};
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
@@ -38,6 +38,11 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Makes the client. Connects to nothing.
     fn new(config: &Config) -> Result<Self>;
+
+    /// See [`BusChecks::reader`].
+    fn reader(_: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        Ok(None)
+    }
 
     /// How many records may be on their way.
     fn sent_max(&self) -> usize;
@@ -77,7 +82,7 @@ pub enum Away {
 }
 
 impl Away {
-    fn into_error(self, reach: &'static str) -> Error {
+    pub(super) fn into_error(self, reach: &'static str) -> Error {
         match self {
             Away::Unreachable(cause) => Error::new(Kind::BusUnreachable, cause).remedy(reach),
             Away::Unusable(error) => error,
@@ -155,6 +160,7 @@ pub struct LaneSink<B> {
     state: State,
     pause: Duration,
     told_delay_at: Option<Instant>,
+    refusal: Option<Error>,
     life: Arc<Life>,
 }
 
@@ -174,6 +180,7 @@ impl<B: LaneBus> LaneSink<B> {
             state: State::Paused(Instant::now()),
             pause: PAUSE,
             told_delay_at: None,
+            refusal: None,
             life: Arc::new(life),
         };
         sink.start();
@@ -273,8 +280,10 @@ impl<B: LaneBus> LaneSink<B> {
                 Outcome::Refused { error, after }
             }
             // The bus took others meanwhile: it is about this record.
-            Answer::Away(Away::Unreachable(cause)) if self.lanes.acked_count() > acked_before => {
-                let error = Error::new(Kind::BusUnreachable, cause);
+            Answer::Away(away @ Away::Unreachable(_))
+                if self.lanes.acked_count() > acked_before =>
+            {
+                let error = away.into_error(B::KIND.bus().reach);
                 self.tell_delay(&error);
                 Outcome::Refused { error, after: None }
             }
@@ -293,8 +302,13 @@ impl<B: LaneBus> LaneSink<B> {
         self.life.tracker.up();
     }
 
-    /// A record that waits in its lane is reported to nobody.
+    /// Keeps the error of a record that is tried again. One that waits in its lane is reported to
+    /// nobody.
     fn tell_delay(&mut self, error: &Error) {
+        if error.kind().halts() {
+            return;
+        }
+        self.refusal = Some(error.clone());
         let now = Instant::now();
         let is_told = self.told_delay_at.is_some_and(|at| now - at < DELAY_LOG);
         if error.kind().disposition() == Disposition::Retry && !is_told {
@@ -404,6 +418,10 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
         self.life.tracker.subscribe()
     }
 
+    fn take_refusal(&mut self) -> Option<Error> {
+        self.refusal.take()
+    }
+
     async fn missing(&self, _: &[&str], limit: Duration) -> Result<Vec<String>> {
         let Bus { name, reach, .. } = B::KIND.bus();
         let silent = || format!("{name} does not answer within {} s", limit.as_secs());
@@ -436,6 +454,10 @@ impl<B> LaneChecks<B> {
 impl<B: LaneBus> BusChecks for LaneChecks<B> {
     fn admits(&self, config: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
         B::new(config).map(drop)
+    }
+
+    fn reader(&self, config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        B::reader(config)
     }
 
     fn survey<'a>(

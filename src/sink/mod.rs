@@ -2,6 +2,7 @@
 //! `kafka` or `webhook`, a line of `buses!` below, and a row in `config::sink_kind`.
 
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ mod lanes;
 #[cfg(feature = "nats")]
 mod nats;
 mod null;
+#[cfg(any(feature = "nats", feature = "webhook"))]
+mod secret_file;
 mod stdout;
 #[cfg(feature = "webhook")]
 mod webhook;
@@ -33,12 +36,44 @@ pub(crate) use kafka::native::linked_libraries;
 pub use kafka::options::Transactional;
 pub use kafka::producer::Producer;
 pub(crate) use kafka::properties::check_properties;
+pub use kafka::topic_reader::TopicRecord;
 pub(crate) use null::NullSink;
 pub use stdout::StdoutSink;
 pub(crate) use stdout::{json_of, printed};
 
 /// Takes the newest records of a topic, newest first, and says whether it looks for this one.
 pub type TakeRecord<'a> = dyn FnMut(&Record<'_>) -> bool + 'a;
+
+/// Reads the topics of a bus: joins no group, and changes nothing. Blocks.
+pub trait ReadTopics: Send {
+    /// Gives `take` the records of a topic, those of a partition in their order: from those of
+    /// `since_ms` on, in milliseconds since the Unix epoch, until `take` breaks, and from there to
+    /// the end that the topic has then. A topic that is not there is waited for until `take` breaks.
+    fn read_topic(
+        &mut self,
+        topic: &str,
+        since_ms: Option<i64>,
+        take: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+    ) -> Result<Extent>;
+}
+
+/// What [`ReadTopics`] comes to.
+pub enum Step<'a> {
+    /// The topic is there, with at least so many places for records.
+    Begin(u64),
+    /// The next one.
+    Record(&'a TopicRecord<'a>),
+    /// None has come for a moment.
+    Nothing,
+}
+
+/// What is known of a topic that was read.
+#[derive(Debug)]
+pub struct Extent {
+    pub(crate) is_absent: bool,
+    /// Whether records at its beginning are deleted that may be asked for.
+    pub(crate) is_cut: bool,
+}
 
 /// A sink of this process for one bus. What a bus has not is as the defaults say.
 pub trait BusSink: Sink + Sized {
@@ -114,6 +149,12 @@ pub trait BusSink: Sink + Sized {
         0
     }
 
+    /// The last refusal of a record that is tried again, since this was asked last. Other records go
+    /// on meanwhile.
+    fn take_refusal(&mut self) -> Option<Error> {
+        None
+    }
+
     /// Asks which of `topics` are not there. Creates none. With no topic it asks whether the bus
     /// answers: a relay takes its slot after that.
     ///
@@ -154,6 +195,11 @@ pub(crate) trait BusChecks: Sync {
     /// Whether the client takes a record of this size.
     fn admits(&self, _: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
         Ok(())
+    }
+
+    /// Reads topics. None where nothing is read back from the bus.
+    fn reader(&self, _: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        Ok(None)
     }
 
     /// Adds the checks of the bus. Gives the id of the cluster, if a server tells.
@@ -379,6 +425,10 @@ impl BusSink for AnySink {
 
     fn take_partition_changes(&self) -> u64 {
         on!(self, sink => sink.take_partition_changes())
+    }
+
+    fn take_refusal(&mut self) -> Option<Error> {
+        on!(self, sink => sink.take_refusal())
     }
 
     async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {

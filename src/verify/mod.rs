@@ -12,18 +12,12 @@
 mod compare;
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub(crate) use self::compare::{Comparison, Counts, Delivered, Example, Findings, Outbox};
-use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{
-    Isolation, OffsetRanges, TopicReader, TopicRecord, offsets,
-};
+use crate::sink::{Extent, ReadTopics, Step, TopicRecord};
 use walrelay_core::error::Result;
 use walrelay_core::route::REPLAY_HEADER;
-
-/// How soon a topic that does not exist is looked for again.
-const PAUSE: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading<'t> {
@@ -36,10 +30,9 @@ pub(crate) struct Reading<'t> {
     pub of: u64,
 }
 
-/// Reads topics into a [`Comparison`], without consumer group and commits. Blocks: it needs a
-/// thread of its own.
+/// Reads topics into a [`Comparison`]. Blocks: it needs a thread of its own.
 pub(crate) struct RecordReader {
-    reader: TopicReader,
+    topics: Box<dyn ReadTopics>,
     id_headers: Vec<String>,
     /// The earliest time of the records to read, in milliseconds since the Unix epoch.
     since_ms: Option<i64>,
@@ -50,22 +43,21 @@ pub(crate) struct RecordReader {
 }
 
 impl RecordReader {
-    /// `options` are those of [`Options::reader`]. `id_headers` name the headers that may carry an
-    /// event's id; the first one that a record has counts. With `since_ms`, the reader skips
-    /// records with an earlier timestamp, where the broker has an offset for the time.
+    /// `id_headers` name the headers that may carry an event's id; the first one that a record has
+    /// counts. With `since_ms`, the reader skips records with an earlier timestamp, where the bus
+    /// tells where they end.
     pub(crate) fn new(
-        options: Options,
+        topics: Box<dyn ReadTopics>,
         id_headers: Vec<String>,
         since_ms: Option<i64>,
-    ) -> Result<RecordReader> {
-        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
-        Ok(RecordReader {
-            reader,
+    ) -> RecordReader {
+        RecordReader {
+            topics,
             id_headers,
             since_ms,
             absent: Vec::new(),
             cut: Vec::new(),
-        })
+        }
     }
 
     /// Reads every topic of `comparison`: waits until `deadline` for missing records, and then
@@ -80,61 +72,37 @@ impl RecordReader {
         let mut topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
         topics.sort_unstable();
         for (at, topic) in topics.iter().enumerate() {
-            let begin = self.begin(topic, deadline)?;
             let mut reading = Reading {
                 topic,
                 number: at + 1,
                 topics: topics.len(),
                 records: 0,
-                of: offsets(&begin),
+                of: 0,
             };
-            let mut take = |into: &mut Comparison, record: Option<&TopicRecord<'_>>| {
-                if let Some(record) = record {
-                    into.record(topic, &delivered(record, &self.id_headers));
-                    reading.records += 1;
-                    reading.of = reading.of.max(reading.records);
+            let id_headers = &self.id_headers;
+            let mut take = |step: Step<'_>| {
+                match step {
+                    Step::Begin(of) => reading.of = of,
+                    Step::Record(record) => {
+                        comparison.record(topic, &delivered(record, id_headers));
+                        reading.records += 1;
+                        reading.of = reading.of.max(reading.records);
+                    }
+                    Step::Nothing => {}
                 }
                 say(&reading);
-            };
-            take(comparison, None);
-            let next = self.reader.follow(topic, begin, &mut |record| {
-                take(comparison, record.as_ref());
-                let is_over = comparison.owed(topic) == 0 || Instant::now() >= deadline;
-                if is_over {
+                if comparison.owed(topic) == 0 || Instant::now() >= deadline {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
                 }
-            })?;
-            let rest = self
-                .reader
-                .read_on(topic, &next, &mut |record| take(comparison, Some(&record)))?;
-            self.absent.extend(rest.is_empty().then(|| topic.clone()));
+            };
+            let Extent { is_absent, is_cut } =
+                self.topics.read_topic(topic, self.since_ms, &mut take)?;
+            self.absent.extend(is_absent.then(|| topic.clone()));
+            self.cut.extend(is_cut.then(|| topic.clone()));
         }
         Ok(())
-    }
-
-    /// The partitions of `topic`, each from its first record to compare. Waits until `deadline` for
-    /// a topic that does not exist.
-    fn begin(&mut self, topic: &str, deadline: Instant) -> Result<OffsetRanges> {
-        let mut spans = self.reader.spans(topic)?;
-        while spans.is_empty() && Instant::now() < deadline {
-            std::thread::sleep(PAUSE);
-            spans = self.reader.spans(topic)?;
-        }
-        let begin = match self.since_ms {
-            None => spans.clone(),
-            Some(since_ms) => self.reader.since(topic, spans.clone(), since_ms)?,
-        };
-        // The deleted records may be of the time in question.
-        let is_cut = spans.iter().any(|(id, span)| {
-            let has_records = self.since_ms.is_none() || !span.is_empty();
-            span.start > 0
-                && has_records
-                && begin.get(id).is_some_and(|begin| begin.start == span.start)
-        });
-        self.cut.extend(is_cut.then(|| topic.to_owned()));
-        Ok(begin)
     }
 }
 

@@ -1,6 +1,8 @@
 //! P1, P2, P3: on NATS JetStream each event arrives, in the order of its key, whatever ends or
 //! stands still; an event that cannot be delivered holds up no other key.
 
+mod login;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,7 @@ use crate::support::world::{ARRIVAL, World, committed};
 /// NATS has no key of a record.
 const KEY: &str = "[route.headers]\nkey = \"{aggregateid}\"\n";
 const BUS_REFUSED: Option<i32> = Some(31);
+const PARKED: &str = "\"event_parked\"";
 const STREAM: &str = "EVENTS";
 const ALL: [&str; 1] = ["outbox.event.>"];
 
@@ -106,7 +109,7 @@ fn parked(world: &World, count: i64) {
     });
 }
 
-/// P1, P2.
+/// P1, P2, P3: an outage parks nothing.
 #[test]
 fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
     let Some(mut nats) = Nats::start() else {
@@ -121,7 +124,8 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
         ..Plan::default()
     };
     let writers = world.workload(&plan);
-    let mut relay = run(&world, &nats).start();
+    let run = run(&world, &nats).option("--on-error", "park");
+    let mut relay = run.start();
     let started = Instant::now();
     let limit = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 10));
     let (mut relays, mut servers, mut freezes) = (0, 0, 0);
@@ -141,8 +145,9 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
                 freezes += 1;
             }
             _ => {
+                assert!(!relay.log().contains(PARKED), "{}", relay.log());
                 relay.kill_hard();
-                relay = run(&world, &nats).start();
+                relay = run.start();
                 relays += 1;
             }
         }
@@ -156,10 +161,11 @@ fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
         found.duplicates
     );
     world.wait_confirmed(ARRIVAL);
+    assert!(!relay.log().contains(PARKED), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
-/// P1, P2: an election is waited for.
+/// P1, P2: an election is waited for, and so is a cluster that is away: nothing is parked.
 #[test]
 fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
     let Some(mut servers) = Nats::cluster() else {
@@ -173,13 +179,14 @@ fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
         .command("run")
         .option("--sink", "nats")
         .option("--log-format", "json")
+        .option("--on-error", "park")
         .config_file(&all);
     let mut relay = ready(&command);
     let writers = world.workload(&Plan {
         aggregates: 100,
         ..Plan::default()
     });
-    for _ in 0..3 {
+    for _ in 0..2 {
         writers.wait_for(100);
         let led = || servers[0].stream_info(STREAM)["cluster"]["leader"].clone();
         let leader = eventually("a leader", ARRIVAL, led, serde_json::Value::is_string);
@@ -196,13 +203,21 @@ fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
         };
         eventually("all have all", ARRIVAL, current, |current| *current);
     }
+    servers.iter_mut().for_each(Nats::kill_hard);
+    eventually("it notices", ARRIVAL, || relay.is_ready(), |ready| !ready);
+    writers.wait_for(100);
+    servers.iter_mut().for_each(Nats::launch);
+    writers.wait_for(100);
     writers.stop();
+    let answers = || servers[0].stream_info(STREAM)["state"].is_object();
+    eventually("the cluster answers", ARRIVAL, answers, |answers| *answers);
     let found = all_delivered(&world, &servers[0]);
     let events = world.committed();
     eprintln!(
-        "{events} events, 3 leaders killed, {} duplicates",
+        "{events} events, 2 leaders and all servers killed, {} duplicates",
         found.duplicates
     );
+    assert!(!relay.log().contains(PARKED), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -215,7 +230,8 @@ fn a_frozen_server_is_noticed_and_loses_nothing() {
     let window = json!({"duplicate_window": 100_000_000});
     nats.add_stream(STREAM, &ALL, window);
     let world = world();
-    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"1s\"\n"));
+    let command = with(&world, &nats, "ack_timeout = \"1s\"\n");
+    let mut relay = ready(&command.option("--on-error", "park"));
     let writers = world.workload(&Plan::default());
     writers.wait_for(100);
     nats.signal("STOP");
@@ -227,6 +243,7 @@ fn a_frozen_server_is_noticed_and_loses_nothing() {
     writers.stop();
     let found = all_delivered(&world, &nats);
     eprintln!("{} duplicates", found.duplicates);
+    assert!(!relay.log().contains(PARKED), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -238,13 +255,32 @@ fn a_subject_without_a_stream_waits_until_there_is_one() {
     let mut relay = ready(&run(&world, &nats));
     let sql = world.sql();
     (0..20).for_each(|number| world.emit(&sql, ["a", "b"][number % 2]));
-    let line = logged(&relay, "record_delayed");
-    assert!(line.contains("nats stream add --subjects"), "{line}");
     let line = logged(&relay, "record_refused");
     assert!(line.contains("no stream takes it"), "{line}");
+    assert!(line.contains("nats stream add --subjects"), "{line}");
     nats.add_stream(STREAM, &ALL, json!({}));
     let found = all_delivered(&world, &nats);
     assert_eq!(found.duplicates, 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: what is parked for want of a stream is retried by itself.
+#[test]
+fn events_of_a_subject_without_a_stream_are_parked_and_delivered() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &["outbox.event.*.kind1"], json!({}));
+    let world = world();
+    let mut relay = ready(&run(&world, &nats).option("--on-error", "park"));
+    let sql = world.sql();
+    (0..6).for_each(|number| world.emit_to(&sql, number % 2, ["a", "b"][number % 2]));
+    parked(&world, 3);
+    let count = || nats.count(STREAM);
+    eventually("the others flow", ARRIVAL, count, |count| *count == 3);
+    let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file"});
+    nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
+    let found = all_delivered(&world, &nats);
+    assert_eq!(found.duplicates, 0);
+    parked(&world, 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -388,6 +424,10 @@ fn a_full_stream_is_waited_for() {
     (0..10).for_each(|_| world.emit(&sql, "a"));
     let line = logged(&relay, "record_delayed");
     assert!(line.contains("error 10077"), "{line}");
+    let page = || relay.get("/").map(|(_, page)| page).unwrap_or_default();
+    eventually("the page names it", ARRIVAL, page, |page| {
+        page.contains("error 10077") && page.contains(&world.topic(0))
+    });
     assert_eq!(nats.count(STREAM), 5);
     let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file", "max_msgs": -1});
     nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
@@ -411,13 +451,19 @@ fn what_a_user_may_not_do_is_named() {
     let Some(nats) = Nats::configured(users, &admin) else {
         return;
     };
-    nats.add_stream(STREAM, &ALL, json!({}));
     let world = world();
     let run = |user: &str, password: &str| {
         with(&world, &nats, &format!("user = \"{user}\"\n"))
             .variable("WALRELAY_NATS_PASSWORD", password)
     };
     world.emit(&world.sql(), "a");
+
+    // It may not ask JetStream either.
+    let mut relay = ready(&run("relay", "canary"));
+    let line = logged(&relay, "record_refused");
+    assert!(line.contains("no stream takes it"), "{line}");
+    relay.kill_hard();
+    nats.add_stream(STREAM, &ALL, json!({}));
 
     for (user, password, cause) in [
         ("relay", "wrong-canary", "authorization violation"),
@@ -539,4 +585,87 @@ fn headers_and_subjects_from_rows_stay_in_their_place() {
     let stored = nats.read(STREAM);
     assert_eq!((stored[0].header("id"), stored[0].payload.len()), ("7", 0));
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// What `verify` finds with these settings, as JSON, and its exit code.
+#[track_caller]
+fn verified(world: &World, toml: &str, since: &[&str]) -> (Option<i32>, serde_json::Value) {
+    let order = "[outbox]\norder_by = \"(payload->>'v')::bigint\"\ntime = \"at\"\n";
+    let command = world
+        .command("verify")
+        .option("--grace", "0s")
+        .flag("--json")
+        .config_file(&format!("{order}{toml}"));
+    let command = since
+        .iter()
+        .fold(command, |command, word| command.flag(word));
+    let output = command.output();
+    let words = String::from_utf8_lossy(&output.stderr);
+    let json = serde_json::from_slice(&output.stdout);
+    let json = json.unwrap_or_else(|error| panic!("{error}: {words}"));
+    (output.status.code(), json)
+}
+
+/// P1: `verify` reads streams back.
+#[test]
+fn verify_compares_rows_with_the_messages_of_a_stream() {
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream(STREAM, &ALL, json!({}));
+    let world = world();
+    let sql = world.sql();
+    sql.run("alter table outbox add at timestamptz not null default now()");
+    let mut relay = ready(&run(&world, &nats));
+    (0..20).for_each(|number| world.emit(&sql, ["a", "b"][number % 2]));
+    all_delivered(&world, &nats);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    let address = &nats.address;
+    let servers = format!("[sink]\nkind = \"nats\"\n[nats]\nservers = \"{address}\"\n");
+    let (code, found) = verified(&world, &servers, &[]);
+    assert_eq!(code, Some(0), "{found}");
+    let total = &found["total"];
+    assert_eq!(
+        (&total["rows"], &total["records"]),
+        (&20.into(), &20.into())
+    );
+
+    // The copy of one, another one behind later ones of its key, and one that is gone.
+    let stored = nats.read(STREAM);
+    let of = |key: &str, at: usize| {
+        let mut of_key = stored.iter().filter(|stored| stored.header("key") == key);
+        of_key.nth(at).expect("ten of each key")
+    };
+    let (late, gone) = (of("a", 4), of("b", 2));
+    for deleted in [late, gone] {
+        let question = json!({"seq": deleted.sequence});
+        nats.ask(&format!("STREAM.MSG.DELETE.{STREAM}"), &question);
+    }
+    nats.publish_again(late);
+    nats.publish_again(of("a", 0));
+    let (code, found) = verified(&world, &servers, &[]);
+    assert_eq!(code, Some(1), "{found}");
+    let total = &found["total"];
+    let counts = ["missing", "duplicated", "out_of_order"].map(|name| &total[name]);
+    assert_eq!(counts, [&json!(1), &json!(1), &json!(1)], "{found}");
+    assert_eq!(found["missing"][0]["id"], gone.header("id"), "{found}");
+
+    // Messages that are older than an hour before the range are not read.
+    sql.run("update outbox set at = now() + interval '2 hours' where payload->>'v' = '10'");
+    let since = [
+        "--since",
+        &sql.text("select (now() + interval '90 minutes')::text"),
+    ];
+    let (code, found) = verified(&world, &servers, &since);
+    assert_eq!(
+        (code, &found["total"]["records"]),
+        (Some(1), &0.into()),
+        "{found}"
+    );
+
+    nats.ask(&format!("STREAM.DELETE.{STREAM}"), &json!({}));
+    let (code, found) = verified(&world, &servers, &[]);
+    assert_eq!((code, &found["total"]["missing"]), (Some(1), &20.into()));
+    assert!(
+        found["notes"].to_string().contains("does not exist"),
+        "{found}"
+    );
 }

@@ -1,5 +1,5 @@
 //! P3, P13: what five teams have said of retries, on their own tables with the configurations of
-//! `examples/`: how often an event is tried that Kafka refuses, after which waits, what their
+//! `examples/`: how often an event is tried that the bus refuses, after which waits, what their
 //! columns say meanwhile and in the end, and that their own statement brings it back. Only the
 //! waits are shorter here.
 
@@ -11,11 +11,11 @@ mod wallet_outbox;
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::parked::{self, NO_TOPICS};
 use crate::support::relay::{EXIT, Relay, RelayCommand};
-use crate::support::servers::{Kafka, Postgres};
+use crate::support::servers::{Kafka, Nats, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
 use crate::support::wait::eventually;
@@ -27,6 +27,8 @@ const LARGE: usize = 2_000_000;
 /// A team's table, whose every update is seen.
 struct Team {
     world: World,
+    /// In place of Kafka.
+    nats: Option<Nats>,
     config: String,
     table: &'static str,
 }
@@ -42,6 +44,33 @@ impl Team {
     #[track_caller]
     fn new(table: &'static str, schema: &str, config: &str, topics: &[&str]) -> Team {
         let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+        Team::on(world, None, table, schema, config, topics)
+    }
+
+    /// The same with NATS.
+    #[track_caller]
+    #[cfg(feature = "nats")]
+    fn on_nats(
+        nats: Nats,
+        table: &'static str,
+        schema: &str,
+        config: &str,
+        topics: &[&str],
+    ) -> Team {
+        let world = World::bare(Postgres::shared(), "unused:9092");
+        let config = config.replace("localhost:4222", &nats.address);
+        Team::on(world, Some(nats), table, schema, &config, topics)
+    }
+
+    #[track_caller]
+    fn on(
+        world: World,
+        nats: Option<Nats>,
+        table: &'static str,
+        schema: &str,
+        config: &str,
+        topics: &[&str],
+    ) -> Team {
         world.sql().run(&format!(
             "drop table outbox; {schema};
              create table seen (number bigint generated always as identity, at timestamptz, row jsonb);
@@ -60,6 +89,7 @@ impl Team {
         world.command("setup").config_file(&config).succeed();
         Team {
             world,
+            nats,
             config,
             table,
         }
@@ -87,16 +117,22 @@ impl Team {
 
     #[track_caller]
     fn create(&self, topic: &str) {
-        topic::create(&self.world.brokers, topic, 1, &[]);
+        match &self.nats {
+            Some(nats) => nats.add_stream(&topic.replace('.', "_"), &[topic], json!({})),
+            None => topic::create(&self.world.brokers, topic, 1, &[]),
+        }
     }
 
     fn records(&self, topic: &str) -> Vec<Record> {
-        topic::read(&self.world.brokers, topic)
+        match &self.nats {
+            Some(nats) => nats.records(topic),
+            None => topic::read(&self.world.brokers, topic),
+        }
     }
 
     /// How many events are in the topic: a producer that ended may have left copies.
     fn events(&self, topic: &str) -> usize {
-        let id = |record: &Record| record.headers.first().map(|(_, value)| value.clone());
+        let id = |record: &Record| ["id", "event_id"].map(|name| record.header(name));
         self.records(topic)
             .iter()
             .map(id)

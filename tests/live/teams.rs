@@ -10,7 +10,7 @@ mod wallet_outbox;
 use walrelay_core::position::Lsn;
 
 use crate::support::relay::RelayCommand;
-use crate::support::servers::{Kafka, Postgres};
+use crate::support::servers::{Kafka, Nats, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
 use crate::support::world::{ARRIVAL, World};
@@ -48,7 +48,9 @@ fn consumed(
 /// stands.
 struct Team {
     world: World,
-    config: &'static str,
+    config: String,
+    /// In place of Kafka.
+    nats: Option<Nats>,
     topics: Vec<&'static str>,
     /// What earlier runs left in topics whose names do not change.
     before: Vec<Vec<Record>>,
@@ -56,13 +58,44 @@ struct Team {
 
 impl Team {
     #[track_caller]
-    fn new(schema: &str, config: &'static str, topics: &[&'static str]) -> Team {
+    fn new(schema: &str, config: &str, topics: &[&'static str]) -> Team {
+        let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+        let team = Team {
+            world,
+            config: config.to_owned(),
+            nats: None,
+            topics: topics.to_vec(),
+            before: Vec::new(),
+        };
+        team.prepare(schema);
+        let before = topics.iter().map(|topic| team.read(topic)).collect();
+        Team { before, ..team }
+    }
+
+    /// The same with NATS, where one stream has all topics.
+    #[track_caller]
+    #[cfg(feature = "nats")]
+    fn on_nats(nats: Nats, schema: &str, config: &str, topics: &[&'static str]) -> Team {
+        nats.add_stream("EVENTS", topics, serde_json::json!({}));
+        let team = Team {
+            world: World::bare(Postgres::shared(), "unused:9092"),
+            config: config.replace("localhost:4222", &nats.address),
+            nats: Some(nats),
+            topics: topics.to_vec(),
+            before: vec![Vec::new(); topics.len()],
+        };
+        team.prepare(schema);
+        team
+    }
+
+    #[track_caller]
+    fn prepare(&self, schema: &str) {
+        let Team { world, config, .. } = self;
         RelayCommand::new("config")
             .flag("check")
             .flag("--offline")
             .config_file(config)
             .succeed();
-        let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
         world.sql().run(&format!("drop table outbox; {schema}"));
         world.command("setup").config_file(config).succeed();
         // At the first start a status decides what is published; from then on the slot does.
@@ -70,15 +103,12 @@ impl Team {
         relay.wait_ready();
         world.wait_streaming();
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
-        let before = topics
-            .iter()
-            .map(|topic| topic::read(&world.brokers, topic))
-            .collect();
-        Team {
-            world,
-            config,
-            topics: topics.to_vec(),
-            before,
+    }
+
+    fn read(&self, topic: &str) -> Vec<Record> {
+        match &self.nats {
+            Some(nats) => nats.records(topic),
+            None => topic::read(&self.world.brokers, topic),
         }
     }
 
@@ -86,21 +116,25 @@ impl Team {
         self.world.sql()
     }
 
-    /// Relays everything that was written, and gives all records in the order of their commits.
+    /// Relays everything that was written, and gives all records in the order of their commits; of
+    /// NATS, in that of the stream.
     #[track_caller]
     fn relayed(&self) -> Vec<Consumed> {
-        let mut relay = self.world.run().config_file(self.config).start();
+        let mut relay = self.world.run().config_file(&self.config).start();
         relay.wait_ready();
         self.world.wait_confirmed(ARRIVAL);
 
         let mut records: Vec<(Place, &str, Record)> = Vec::new();
         for (topic, before) in self.topics.iter().zip(&self.before) {
-            let new = topic::read(&self.world.brokers, topic)
-                .into_iter()
-                .filter(|record| !before.contains(record));
+            let mut new = self.read(topic);
+            new.retain(|record| !before.contains(record));
+            let new = new.into_iter();
             records.extend(new.map(|record| (place(&record.header(POSITION)), *topic, record)));
         }
-        records.sort_by_key(|(place, _, _)| *place);
+        match &self.nats {
+            Some(_) => records.sort_by_key(|(_, _, record)| record.offset),
+            None => records.sort_by_key(|(place, _, _)| *place),
+        }
         for (number, (_, topic, record)) in records.iter().enumerate() {
             let same = |(_, other, next): &&(Place, &str, Record)| {
                 other == topic && next.key == record.key
@@ -121,6 +155,17 @@ impl Team {
             .map(|(_, topic, record)| shown(topic, &record))
             .collect()
     }
+}
+
+/// As NATS carries it: without key and empty headers, and the headers in any order.
+#[cfg(feature = "nats")]
+fn carried(mut consumed: Vec<Consumed>) -> Vec<Consumed> {
+    for consumed in &mut consumed {
+        consumed.key = None;
+        consumed.headers.retain(|(_, value)| value.is_some());
+        consumed.headers.sort();
+    }
+    consumed
 }
 
 /// Where a record's transaction ends, and which event of it the record is.

@@ -229,7 +229,7 @@ pub(crate) fn is_killed(status: ExitStatus) -> bool {
     status.signal() == Some(SIGABRT)
 }
 
-fn fresh_path(suffix: &str) -> PathBuf {
+pub(crate) fn fresh_path(suffix: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     run_directory().join(format!(
         "walrelay-{}.{suffix}",

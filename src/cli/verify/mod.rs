@@ -19,7 +19,7 @@ use crate::cli::sql::{Range, Times};
 use crate::config::Config;
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
-use crate::sink::kafka::options::Options;
+use crate::sink::checks;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
 use walrelay_core::config::{OutboxConfig, TableName, tables_of};
@@ -64,7 +64,7 @@ Examples:
 The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the \
 record of each row by the id in a header. The order comes from outbox.order_by, or from an \
 identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on \
-the topics. docs/how-to/verify.md describes what this proves, and its cost.
+the topics. NATS JetStream is read, too. docs/how-to/verify.md describes what this proves, and its cost.
 
 Exit codes:
   0   every row has its record, and the order is the table's. At-least-once delivery allows \
@@ -82,13 +82,13 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let (_, config) = config::read_all(&args.settings, &args.settings.common.file)?;
     let id_headers = id_headers(&config)?;
     let source = &config.source;
-    if !config.sink.kind.capabilities().reads_back {
+    let topics = checks(config.sink.kind).reader(&config)?.ok_or_else(|| {
         let name = config.sink.kind.bus().name;
         let cause = format!("nothing is read back from {name}, so that nothing can be compared");
         let remedy =
             Remedy::from("see what is not delivered yet: ").and(NextCommand::new("pending"));
-        return Err(Error::new(Kind::Config, cause).remedy(remedy).into());
-    }
+        Error::new(Kind::Config, cause).remedy(remedy)
+    })?;
     let session = SqlSession::connect(&source.database, "walrelay verify").await?;
     session.allow_long_statements().await?;
     let range = Range::read(session.client(), &args.times).await?;
@@ -117,7 +117,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let since_ms = range
         .records_since_ms(CLOCKS_APART_MS)
         .filter(|_| !custom_times);
-    let mut reader = RecordReader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
+    let mut reader = RecordReader::new(topics, id_headers, since_ms);
     let mut bar = Bar::new(args.output);
     let reading = move || {
         let mut say = |reading: &Reading<'_>| {

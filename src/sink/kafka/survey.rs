@@ -11,9 +11,10 @@ use super::cluster::{
 };
 use super::faults::may_not_read;
 use super::options::{Options, tool_placeholders, weaknesses};
+use super::topic_reader::{Isolation, TopicReader};
 use super::{KafkaSink, fits_client, record_bytes};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
-use crate::sink::{BusChecks, BusHandle as _, BusSink as _};
+use crate::sink::{BusChecks, BusHandle as _, BusSink as _, ReadTopics};
 use crate::survey::{BUS, Largest, Seen, Survey, TOPIC_RIGHTS};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::unit::human_bytes;
@@ -61,6 +62,12 @@ impl BusChecks for KafkaChecks {
     fn admits(&self, config: &Config, topic: &str, record_bytes: usize) -> Result<()> {
         let limit_bytes = Options::producer(&config.kafka)?.message_max_bytes;
         fits_client(topic, record_bytes, limit_bytes)
+    }
+
+    fn reader(&self, config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        let options = Options::reader(&config.kafka)?;
+        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
+        Ok(Some(Box::new(reader)))
     }
 
     fn survey<'a>(

@@ -22,6 +22,7 @@ use super::faults::{self, Subject, code};
 use super::native::{self, Resource, Settings};
 use super::options::Options;
 use super::properties::Redactor;
+use crate::sink::{Extent, ReadTopics, Step};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::route::Record;
 
@@ -33,6 +34,8 @@ pub(super) const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one call of librdkafka waits for a record.
 const POLL_TIMEOUT: Duration = Duration::from_millis(100);
+/// How soon a topic that does not exist is looked for again.
+const ABSENT_PAUSE: Duration = Duration::from_millis(300);
 /// How soon a partition without a leader is asked for again.
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
 const FETCH_WAIT: &str = "fetch.wait.max.ms";
@@ -49,7 +52,7 @@ const AHEAD_KIB: &str = "8192";
 pub(crate) type OffsetRanges = BTreeMap<i32, Range<i64>>;
 
 /// The number of offsets: at least that of the records.
-pub(crate) fn offsets(spans: &OffsetRanges) -> u64 {
+fn offsets(spans: &OffsetRanges) -> u64 {
     spans
         .values()
         .map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default())
@@ -58,8 +61,9 @@ pub(crate) fn offsets(spans: &OffsetRanges) -> u64 {
 
 type Header<'m> = (&'m str, Option<&'m [u8]>);
 
+/// A record as it is read back.
 #[derive(Debug)]
-pub(crate) struct TopicRecord<'m> {
+pub struct TopicRecord<'m> {
     pub(crate) partition: i32,
     pub(crate) offset: i64,
     pub(crate) key: Option<&'m [u8]>,
@@ -323,7 +327,7 @@ impl TopicReader {
     /// Reads on from the first offsets of `spans`, beyond their ends, until `take` breaks. `take`
     /// gets each record as it comes, and nothing where none has come for 100 ms or at the end of a
     /// partition. Returns where it has stopped.
-    pub(crate) fn follow(
+    fn follow(
         &self,
         topic: &str,
         mut spans: OffsetRanges,
@@ -355,7 +359,7 @@ impl TopicReader {
 
     /// Reads the partitions of `topic`, each from its start in `from`, to the ends they have now.
     /// Returns what that was.
-    pub(crate) fn read_on(
+    fn read_on(
         &self,
         topic: &str,
         from: &OffsetRanges,
@@ -436,6 +440,46 @@ impl TopicReader {
             }
             Some(_) | None => explained,
         }
+    }
+}
+
+impl ReadTopics for TopicReader {
+    fn read_topic(
+        &mut self,
+        topic: &str,
+        since_ms: Option<i64>,
+        take: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+    ) -> Result<Extent> {
+        let mut spans = self.spans(topic)?;
+        while spans.is_empty() && take(Step::Nothing).is_continue() {
+            std::thread::sleep(ABSENT_PAUSE);
+            spans = self.spans(topic)?;
+        }
+        let begin = match since_ms {
+            None => spans.clone(),
+            Some(since_ms) => self.since(topic, spans.clone(), since_ms)?,
+        };
+        // The deleted records may be of the time in question.
+        let is_cut = spans.iter().any(|(id, span)| {
+            let has_records = since_ms.is_none() || !span.is_empty();
+            span.start > 0
+                && has_records
+                && begin.get(id).is_some_and(|begin| begin.start == span.start)
+        });
+        let mut next = begin.clone();
+        if take(Step::Begin(offsets(&begin))).is_continue() {
+            next = self.follow(topic, begin, &mut |record| {
+                take(record.as_ref().map_or(Step::Nothing, Step::Record))
+            })?;
+        }
+        let rest = self.read_on(topic, &next, &mut |record| {
+            // It is read to its end.
+            let _read_on = take(Step::Record(&record));
+        })?;
+        Ok(Extent {
+            is_absent: rest.is_empty(),
+            is_cut,
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a server says to one record.
 
+use std::fmt;
+
 use async_nats::{Message, StatusCode};
 use serde::Deserialize;
 
@@ -17,6 +19,8 @@ const STORE_FAILED: u32 = 10077;
 const OTHER_STREAM: u32 = 10060;
 /// `JSAccountResourcesExceededErr`
 const ACCOUNT_FULL: u32 = 10002;
+/// `JSNotEnabledErr`, `JSNotEnabledForAccountErr`
+const NO_JETSTREAM: [u32; 2] = [10076, 10039];
 
 /// What a message to the inbox of an attempt says.
 #[derive(Debug)]
@@ -25,10 +29,19 @@ pub(super) enum Said {
     Stored,
     /// No stream takes the subject, or none that has a leader.
     NoStream,
-    /// The stream cannot take it now, for this reason.
-    Later(String),
-    /// The stream does not take it.
+    /// The stream does not take it, or not now.
     Refused(Error),
+}
+
+/// Who takes a subject, as JetStream says.
+#[derive(Debug)]
+pub(super) enum Taking {
+    /// No stream does, or this account has no JetStream.
+    Nobody,
+    /// This one.
+    Stream(String),
+    /// It does not know now, for this reason.
+    Unknown(String),
 }
 
 #[derive(Deserialize)]
@@ -40,11 +53,18 @@ struct PubAck {
 }
 
 #[derive(Deserialize)]
-struct Failure {
+struct Names {
+    streams: Option<Vec<String>>,
+    error: Option<Failure>,
+}
+
+/// An error, as JetStream writes it.
+#[derive(Deserialize)]
+pub(super) struct Failure {
     #[serde(default)]
     code: u32,
     #[serde(default)]
-    err_code: u32,
+    pub(super) err_code: u32,
     #[serde(default)]
     description: String,
 }
@@ -60,7 +80,7 @@ pub(super) fn said(message: &Message, topic: &str, has_id: bool) -> Said {
         Some(PubAck {
             error: Some(failure),
             ..
-        }) => failed(&failure, topic),
+        }) => Said::Refused(failed(&failure, topic)),
         Some(PubAck {
             seq: Some(1..),
             duplicate,
@@ -74,25 +94,50 @@ pub(super) fn said(message: &Message, topic: &str, has_id: bool) -> Said {
     }
 }
 
-fn failed(failure: &Failure, topic: &str) -> Said {
-    let Failure {
-        code,
-        err_code,
-        description,
-    } = failure;
-    let cause = format!("{description} (error {err_code})");
-    match (*err_code, *code) {
-        (TOO_LARGE, _) => Said::Refused(too_large(topic, &cause)),
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (error {})", self.description, self.err_code)
+    }
+}
+
+fn failed(failure: &Failure, topic: &str) -> Error {
+    let cause = failure.to_string();
+    match (failure.err_code, failure.code) {
+        (TOO_LARGE, _) => too_large(topic, &cause),
         (OTHER_STREAM, _) => {
             let remedy = "correct nats.stream, or the subjects of the streams: nats stream ls \
                           --subjects";
-            Said::Refused(refused(topic, &cause, remedy))
+            refused(topic, &cause, remedy)
         }
-        (STORE_FAILED | ACCOUNT_FULL, _) | (_, 429 | 500..) => Said::Later(cause),
+        (STORE_FAILED | ACCOUNT_FULL, _) | (_, 429 | 500..) => later(topic, &cause),
         _ => {
             let remedy = "see the stream's configuration: nats stream info";
-            Said::Refused(refused(topic, &cause, remedy))
+            refused(topic, &cause, remedy)
         }
+    }
+}
+
+/// What JetStream says to the question which streams have a subject.
+pub(super) fn taking(message: &Message) -> Taking {
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        return Taking::Nobody;
+    }
+    let payload = message.payload.as_ref();
+    let names = (payload.len() <= ANSWER_BYTES_MAX).then(|| serde_json::from_slice(payload).ok());
+    match names.flatten() {
+        Some(Names {
+            error: Some(Failure { err_code, .. }),
+            ..
+        }) if NO_JETSTREAM.contains(&err_code) => Taking::Nobody,
+        Some(Names {
+            error: Some(failure),
+            ..
+        }) => Taking::Unknown(failure.to_string()),
+        Some(Names { streams, .. }) => {
+            let first = streams.into_iter().flatten().next();
+            first.map_or(Taking::Nobody, Taking::Stream)
+        }
+        None => Taking::Unknown("JetStream answers what nobody can read".to_owned()),
     }
 }
 
@@ -128,6 +173,13 @@ pub(super) fn silent(topic: &str) -> Error {
     refused(topic, "the server answers, and no stream acks", remedy)
 }
 
+/// The stream cannot take it now. The record is tried again.
+pub(super) fn later(topic: &str, cause: &str) -> Error {
+    let remedy = "see whether the stream has a leader and room: nats stream report. The relay \
+                  tries again";
+    refused(topic, cause, remedy).with_kind(Kind::BusUnreachable)
+}
+
 fn refused(topic: &str, cause: &str, remedy: &str) -> Error {
     Error::new(Kind::TopicRefused, format!("subject {topic}: {cause}"))
         .remedy(remedy)
@@ -138,8 +190,8 @@ fn refused(topic: &str, cause: &str, remedy: &str) -> Error {
 mod tests {
     use super::*;
 
-    fn of(payload: &str, has_id: bool) -> Said {
-        let message = Message {
+    fn message(payload: &str) -> Message {
+        Message {
             subject: "inbox".into(),
             reply: None,
             payload: payload.to_owned().into(),
@@ -147,8 +199,11 @@ mod tests {
             status: None,
             description: None,
             length: 0,
-        };
-        said(&message, "t", has_id)
+        }
+    }
+
+    fn of(payload: &str, has_id: bool) -> Said {
+        said(&message(payload), "t", has_id)
     }
 
     #[test]
@@ -171,24 +226,51 @@ mod tests {
     fn errors_are_told_apart() {
         let kind = |code: u32, err_code: u32| {
             let error = format!(r#"{{"code":{code},"err_code":{err_code},"description":"d"}}"#);
-            match of(
+            let said = of(
                 &format!(r#"{{"error":{error},"stream":"S","seq":0}}"#),
                 true,
-            ) {
-                Said::Refused(error) => Some(error.kind()),
-                Said::Later(cause) => {
-                    assert_eq!(cause, format!("d (error {err_code})"));
-                    None
-                }
-                Said::Stored | Said::NoStream => panic!("stored"),
-            }
+            );
+            let Said::Refused(error) = said else {
+                panic!("{said:?}")
+            };
+            assert!(
+                error.cause().contains(&format!("d (error {err_code})")),
+                "{error}"
+            );
+            error.kind()
         };
-        assert_eq!(kind(400, TOO_LARGE), Some(Kind::RecordTooLarge));
-        assert_eq!(kind(400, OTHER_STREAM), Some(Kind::TopicRefused));
-        assert_eq!(kind(400, 10109), Some(Kind::TopicRefused), "sealed");
-        assert_eq!(kind(503, STORE_FAILED), None);
-        assert_eq!(kind(400, ACCOUNT_FULL), None);
-        assert_eq!(kind(503, 10008), None, "no leader");
-        assert_eq!(kind(429, 10167), None, "too many requests");
+        assert_eq!(kind(400, TOO_LARGE), Kind::RecordTooLarge);
+        assert_eq!(kind(400, OTHER_STREAM), Kind::TopicRefused);
+        assert_eq!(kind(400, 10109), Kind::TopicRefused, "sealed");
+        assert_eq!(kind(503, STORE_FAILED), Kind::BusUnreachable);
+        assert_eq!(kind(400, ACCOUNT_FULL), Kind::BusUnreachable);
+        assert_eq!(kind(503, 10008), Kind::BusUnreachable, "no leader");
+        assert_eq!(kind(429, 10167), Kind::BusUnreachable, "too many requests");
+    }
+
+    #[test]
+    fn jetstream_says_whether_a_stream_takes_a_subject() {
+        for (payload, stream) in [
+            (r#"{"total":1,"streams":["S"]}"#, Some("S")),
+            (r#"{"total":0,"streams":null}"#, None),
+            (r#"{"total":0,"streams":[]}"#, None),
+            ("{}", None),
+            (r#"{"error":{"code":503,"err_code":10039}}"#, None),
+        ] {
+            match taking(&message(payload)) {
+                Taking::Nobody => assert_eq!(stream, None, "{payload}"),
+                Taking::Stream(name) => assert_eq!(stream, Some(name.as_str())),
+                Taking::Unknown(cause) => panic!("{payload}: {cause}"),
+            }
+        }
+        for payload in [
+            r#"{"error":{"code":503,"err_code":10008,"description":"d"}}"#,
+            "",
+            "[]",
+            r#"{"streams":[7]}"#,
+        ] {
+            let said = taking(&message(payload));
+            assert!(matches!(said, Taking::Unknown(_)), "{payload}: {said:?}");
+        }
     }
 }

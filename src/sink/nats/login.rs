@@ -1,30 +1,33 @@
 //! How a session logs in. Files are read at each connection: their contents may change.
 
-use std::path::Path;
-
 use async_nats::ConnectOptions;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::NatsConfig;
-use crate::conninfo::{RootCert, check_private};
+use crate::conninfo::RootCert;
 use crate::postgres::tls;
+use crate::sink::secret_file;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
 
-/// The options with the login.
-pub(super) async fn options(config: &NatsConfig) -> Result<ConnectOptions> {
+/// The options with the login. Reads files.
+pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let options = ConnectOptions::new();
     if !config.credentials_file.is_empty() {
         let key = "nats.credentials_file";
-        let credentials = read(key, &config.credentials_file).await?;
+        let credentials = secret_file::read(key, &config.credentials_file)?;
         return options.credentials(credentials.expose()).map_err(|_| {
             let cause = format!(
                 "{key}: {} has no user JWT and seed",
                 config.credentials_file
             );
-            Error::new(Kind::BusRefused, cause)
+            Error::new(Kind::Config, cause)
                 .remedy("write it with nsc generate creds, or take it from who runs the servers")
         });
+    }
+    if !config.nkey_file.is_empty() {
+        let seed = secret_file::read("nats.nkey_file", &config.nkey_file)?;
+        return Ok(options.nkey(seed.expose().trim().to_owned()));
     }
     if let Some(token) = &config.token {
         return Ok(options.token(token.expose().to_owned()));
@@ -35,24 +38,10 @@ pub(super) async fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let password = match &config.password {
         Some(password) => password.clone(),
         None if config.password_file.is_empty() => Secret::default(),
-        None => read("nats.password_file", &config.password_file).await?,
+        None => secret_file::read("nats.password_file", &config.password_file)?,
     };
     let password = password.expose().trim_end_matches(['\r', '\n']);
     Ok(options.user_and_password(config.user.clone(), password.to_owned()))
-}
-
-async fn read(key: &str, file: &str) -> Result<Secret> {
-    let failed = |error: std::io::Error| {
-        let cause = format!("{key}: {file} cannot be read: {error}");
-        Error::new(Kind::BusRefused, cause).remedy("correct the name, or the rights of the file")
-    };
-    let metadata = tokio::fs::metadata(file).await.map_err(failed)?;
-    check_private(&metadata, "file", Path::new(file))
-        .map_err(|error| error.about(key).with_kind(Kind::BusRefused))?;
-    tokio::fs::read_to_string(file)
-        .await
-        .map(Secret::new)
-        .map_err(failed)
 }
 
 /// The configuration of TLS, for servers that ask for it. None where nobody does, and this system

@@ -6,33 +6,30 @@
 //! | `login` | user, password, credentials, TLS |
 //! | `record` | subject, headers, `Nats-Msg-Id` |
 //! | `answer` | what a stream says |
-//! | `trouble` | subjects whose streams do not ack |
+//! | `reader` | messages read back, for `verify` |
 
 mod answer;
 mod login;
+mod reader;
 mod record;
 mod session;
-mod trouble;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio_rustls::rustls::ClientConfig;
 
-use answer::Said;
+use answer::{Said, Taking};
+use reader::StreamReader;
 use record::Messages;
 use session::{Reply, Session};
-use trouble::{Troubles, What};
 
 use crate::config::{Config, NatsConfig, SinkKind};
+use crate::sink::ReadTopics;
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink};
-use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
-
-/// How soon a subject without a stream is tried again: an election may be on.
-const SOON: Duration = Duration::from_millis(500);
 
 /// The sink of NATS.
 pub(super) type NatsSink = LaneSink<Nats>;
@@ -46,7 +43,6 @@ pub struct Nats {
     session: Mutex<Option<Arc<Session>>>,
     /// One connects at a time.
     connecting: tokio::sync::Mutex<()>,
-    troubles: Mutex<Troubles>,
 }
 
 impl Nats {
@@ -74,34 +70,43 @@ impl Nats {
         answered
     }
 
-    /// What follows where no stream acks `topic`: for a while, a later attempt; then `error`.
-    fn troubled(&self, topic: &str, what: What, error: Error) -> Answer {
-        if self.troubles.lock().add(topic, what) {
-            return Answer::Refused { error, after: None };
+    /// What follows where no stream acks `topic`: a later attempt where one takes it, as during an
+    /// election of its leader; otherwise `refused`.
+    async fn not_acked(&self, session: &Arc<Session>, topic: &str, refused: Error) -> Answer {
+        let refused = Answer::Refused {
+            error: refused,
+            after: None,
+        };
+        match session.ask_for_streams(topic).await {
+            Reply::Message(message) => match answer::taking(&message) {
+                Taking::Nobody => refused,
+                Taking::Stream(stream) => later(
+                    topic,
+                    &format!("stream {stream} takes it, and does not ack"),
+                ),
+                Taking::Unknown(cause) => later(topic, &cause),
+            },
+            // A user may be without the right to ask.
+            Reply::Denied(_) | Reply::TooLarge(_) => refused,
+            // The servers elect one that answers.
+            Reply::Silent => match self.ping(session).await {
+                Ok(()) => later(topic, "JetStream does not answer"),
+                Err(away) => Answer::Away(away),
+            },
+            Reply::Lost => self.lost(session),
         }
-        let error = error.with_kind(Kind::BusUnreachable);
-        let after = (what == What::NoStream).then_some(SOON);
-        Answer::Refused { error, after }
     }
 
-    fn judge(&self, said: Said, topic: &str) -> Answer {
-        match said {
-            Said::Stored => {
-                self.troubles.lock().end(topic);
-                Answer::Acked
-            }
-            Said::NoStream => self.troubled(topic, What::NoStream, answer::no_stream(topic)),
-            Said::Later(cause) => {
-                let cause = format!("subject {topic}: {cause}");
-                let error = Error::new(Kind::BusUnreachable, cause).remedy(
-                    "make room in the stream, or raise its limits: nats stream info. The relay \
-                     tries again",
-                );
-                self.troubled(topic, What::Later, error)
-            }
-            Said::Refused(error) => Answer::Refused { error, after: None },
-        }
+    fn lost(&self, session: &Arc<Session>) -> Answer {
+        self.end(session);
+        Answer::Away(session.lost())
     }
+}
+
+/// The record is tried again.
+fn later(topic: &str, cause: &str) -> Answer {
+    let error = answer::later(topic, cause);
+    Answer::Refused { error, after: None }
 }
 
 impl LaneBus for Nats {
@@ -114,8 +119,11 @@ impl LaneBus for Nats {
             messages: Messages::new(config)?,
             session: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
-            troubles: Mutex::default(),
         })
+    }
+
+    fn reader(config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
+        Ok(Some(Box::new(StreamReader::new(config)?)))
     }
 
     fn sent_max(&self) -> usize {
@@ -155,18 +163,22 @@ impl LaneBus for Nats {
         let limit = self.config.ack_timeout;
         let refused = |error| Answer::Refused { error, after: None };
         match session.request(topic, headers, value, limit).await {
-            Reply::Message(message) => self.judge(answer::said(&message, topic, has_id), topic),
+            Reply::Message(message) => match answer::said(&message, topic, has_id) {
+                Said::Stored => Answer::Acked,
+                Said::NoStream => {
+                    self.not_acked(&session, topic, answer::no_stream(topic))
+                        .await
+                }
+                Said::Refused(error) => refused(error),
+            },
             Reply::Denied(said) => refused(answer::denied(topic, &said)),
             Reply::TooLarge(reason) => refused(answer::too_large(topic, &reason)),
             // Whether the record is stored is unknown. It comes again with the same id.
             Reply::Silent => match self.ping(&session).await {
-                Ok(()) => self.troubled(topic, What::Silent, answer::silent(topic)),
+                Ok(()) => self.not_acked(&session, topic, answer::silent(topic)).await,
                 Err(away) => Answer::Away(away),
             },
-            Reply::Lost => {
-                self.end(&session);
-                Answer::Away(session.lost())
-            }
+            Reply::Lost => self.lost(&session),
         }
     }
 }

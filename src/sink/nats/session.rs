@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -37,6 +37,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(2);
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Nobody listens on port 0: the client gives up where it would connect again.
 const NOWHERE: &str = "nats://127.0.0.1:0";
+/// How questions to JetStream begin.
+pub(super) const API: &str = "$JS.API.";
+/// How long JetStream may take to answer one.
+pub(super) const API_TIMEOUT: Duration = Duration::from_secs(2);
 const DENIED_SUBSCRIPTION: &str = "permissions violation for subscription";
 const DENIED_PUBLISH: &str = "permissions violation for publish";
 
@@ -125,8 +129,12 @@ impl Session {
     ) -> Result<Session, Away> {
         let waiting = Arc::new(Mutex::new(Waiting::default()));
         let told = Arc::clone(&waiting);
-        let mut options = login::options(config)
+        let of = config.clone();
+        let options = spawn_blocking(move || login::options(&of));
+        let options = options
             .await
+            .map_err(|error| unreachable(&error.to_string()))?;
+        let mut options = options
             .map_err(Away::Unusable)?
             .name("walrelay")
             .connection_timeout(CONNECT_TIMEOUT)
@@ -186,6 +194,14 @@ impl Session {
             }
         };
         self.within(number, limit, reply).await
+    }
+
+    /// Asks JetStream which streams have `subject`.
+    pub(super) async fn ask_for_streams(&self, subject: &str) -> Reply {
+        let question = serde_json::json!({ "subject": subject }).to_string();
+        let to = format!("{API}STREAM.NAMES");
+        self.request(&to, HeaderMap::new(), question.into(), API_TIMEOUT)
+            .await
     }
 
     /// Asks whether the server answers: by a message to ourselves, or by its refusal.
@@ -325,8 +341,8 @@ fn refused(said: &str) -> Away {
         format!("NATS refuses the connection: {said}"),
     );
     Away::Unusable(error.remedy(
-        "correct nats.credentials_file, user, password or token, and nats.ca_file; see the log of \
-         the server",
+        "correct nats.credentials_file, nkey_file, user, password or token, and nats.ca_file; see \
+         the log of the server",
     ))
 }
 

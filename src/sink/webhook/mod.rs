@@ -12,8 +12,6 @@ mod answer;
 mod signature;
 
 use std::borrow::Cow;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -40,8 +38,9 @@ use walrelay_core::secret::Secret;
 use self::answer::{failed, judge, no_connection};
 use self::signature::Signer;
 use super::lanes::{Answer, Away, LaneBus, LaneSink};
+use super::secret_file;
 use crate::config::{Config, SinkKind, WebhookConfig};
-use crate::conninfo::{RootCert, check_private};
+use crate::conninfo::RootCert;
 use crate::postgres::tls;
 
 /// The sink of webhooks.
@@ -116,8 +115,8 @@ impl LaneBus for Webhook {
             headers.insert(AUTHORIZATION, authorization(file, &url)?);
         }
         let signer = webhook.signing_secrets_file.as_ref().map(|file| {
-            let text = secret_file(file, "webhook.signing_secrets_file")?;
-            Signer::parse(&text).map_err(|error| error.about(file))
+            let text = secret_file::read("webhook.signing_secrets_file", file)?;
+            Signer::parse(text.expose()).map_err(|error| error.about(file))
         });
         let connector = connector(webhook, url.scheme_str() == Some("https"))?;
         let ids = config.outboxes.iter().map(|outbox| &outbox.route.id_header);
@@ -359,8 +358,8 @@ fn authorization(file: &str, url: &Uri) -> Result<HeaderValue> {
         let cause = "webhook.authorization_file is set, and webhook.url has no TLS";
         return Err(Error::new(Kind::Config, cause).remedy("write webhook.url with https://"));
     }
-    let text = secret_file(file, "webhook.authorization_file")?;
-    secret_value(text.trim()).map_err(|error| error.about(file))
+    let text = secret_file::read("webhook.authorization_file", file)?;
+    secret_value(text.expose().trim()).map_err(|error| error.about(file))
 }
 
 fn secret_value(text: &str) -> Result<HeaderValue> {
@@ -370,20 +369,6 @@ fn secret_value(text: &str) -> Result<HeaderValue> {
     })?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-fn secret_file(file: &str, key: &str) -> Result<String> {
-    let path = Path::new(file);
-    let failed = |error: std::io::Error| {
-        Error::new(
-            Kind::Config,
-            format!("{key}: {file} cannot be read: {error}"),
-        )
-        .remedy("name a file that walrelay's user can read")
-    };
-    let metadata = fs::metadata(path).map_err(failed)?;
-    check_private(&metadata, key, path)?;
-    fs::read_to_string(path).map_err(failed)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 use serde_json::Value;
 
 use super::{EXIT, Team, assert_waits};
+#[cfg(feature = "nats")]
+use crate::support::servers::Nats;
 use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
 
@@ -14,14 +16,24 @@ fn next(row: &Value) -> &Value {
     &row["payload"]["outbox_next_attempt_at"]
 }
 
+const TABLE: &str = "billing_events";
+const SCHEMA: &str = include_str!("../../../examples/billing-events/schema.sql");
+const CONFIG: &str = include_str!("../../../examples/billing-events/walrelay.toml");
+
 #[test]
 fn billing_events_show_back_off_and_dead_letter_in_their_rows() {
-    let team = Team::new(
-        "billing_events",
-        include_str!("../../../examples/billing-events/schema.sql"),
-        include_str!("../../../examples/billing-events/walrelay.toml"),
-        &[],
-    );
+    rows_show_attempts(&Team::new(TABLE, SCHEMA, CONFIG, &[]));
+}
+
+#[test]
+#[cfg(feature = "nats")]
+fn billing_events_show_the_same_in_their_rows_with_nats() {
+    let Some(nats) = Nats::start() else { return };
+    let config = CONFIG.replace("kind = \"kafka\"", "kind = \"nats\"");
+    rows_show_attempts(&Team::on_nats(nats, TABLE, SCHEMA, &config, &[]));
+}
+
+fn rows_show_attempts(team: &Team) {
     let subject = |name: &str| format!("{}.billing.{name}", team.world.name);
     team.create(&subject("paid"));
     let run = team.run().variable("WALRELAY_DELIVERY_RETRY_BASE", "600ms");

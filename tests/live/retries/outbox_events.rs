@@ -4,16 +4,18 @@
 use serde_json::Value;
 
 use super::{EXIT, LARGE, Team, assert_waits};
+#[cfg(feature = "nats")]
+use crate::support::servers::Nats;
 
 const COLUMNS: &str = "concat_ws(' ', event_type, status, retry_count, version)";
 
+const TABLE: &str = "outbox_events";
+const SCHEMA: &str = include_str!("../../../examples/outbox-events/schema.sql");
+const CONFIG: &str = include_str!("../../../examples/outbox-events/walrelay.toml");
+
 fn team() -> Team {
-    Team::new(
-        "outbox_events",
-        include_str!("../../../examples/outbox-events/schema.sql"),
-        include_str!("../../../examples/outbox-events/walrelay.toml"),
-        &["events."],
-    )
+    let kafka = CONFIG.replace("kind = \"nats\"", "kind = \"kafka\"");
+    Team::new(TABLE, SCHEMA, &kafka, &["events."])
 }
 
 /// An event of an aggregate, which may be tried so often.
@@ -36,15 +38,25 @@ fn next(row: &Value) -> &Value {
 
 #[test]
 fn max_attempts_of_the_row_limits_retries_of_parked_events() {
-    let team = team();
+    tried_as_often_as_rows_say(&team());
+}
+
+#[test]
+#[cfg(feature = "nats")]
+fn max_attempts_of_the_row_limits_retries_at_nats() {
+    let Some(nats) = Nats::start() else { return };
+    tried_as_often_as_rows_say(&Team::on_nats(nats, TABLE, SCHEMA, CONFIG, &["events."]));
+}
+
+fn tried_as_often_as_rows_say(team: &Team) {
     let topic = |kind: &str| format!("{}.events.user.{kind}", team.world.name);
     team.create(&topic("welcomed"));
     let mut relay = team.relay("600ms");
-    insert(&team, 1, ("ann", "created"), 3, "'{}'");
-    insert(&team, 2, ("bob", "created"), 1, "'{}'");
+    insert(team, 1, ("ann", "created"), 3, "'{}'");
+    insert(team, 2, ("bob", "created"), 1, "'{}'");
     // Behind the first, and for a topic that is there; and somebody else's.
-    insert(&team, 3, ("ann", "welcomed"), 3, "'{}'");
-    insert(&team, 4, ("cid", "welcomed"), 3, "'{}'");
+    insert(team, 3, ("ann", "welcomed"), 3, "'{}'");
+    insert(team, 4, ("cid", "welcomed"), 3, "'{}'");
     team.wait(COLUMNS, "aggregate_id = 'cid'", "welcomed published 0 2");
     team.wait(COLUMNS, "aggregate_id = 'bob'", "created dead_letter 1 2");
     team.wait(

@@ -1,15 +1,51 @@
 //! docs/how-to/map-columns.md: `examples/billing-events`: the dispatcher's state inside the
 //! payload.
 
-use super::{Team, consumed, write};
+#[cfg(feature = "nats")]
+use super::carried;
+use super::{Consumed, Team, consumed, write};
+#[cfg(feature = "nats")]
+use crate::support::servers::Nats;
+use crate::support::sql::Sql;
+
+const SCHEMA: &str = include_str!("../../../examples/billing-events/schema.sql");
+const CONFIG: &str = include_str!("../../../examples/billing-events/walrelay.toml");
+const TOPICS: [&str; 2] = ["billing.subscription.created", "billing.tenant.suspended"];
 
 #[test]
 fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
-    let team = Team::new(
-        include_str!("../../../examples/billing-events/schema.sql"),
-        include_str!("../../../examples/billing-events/walrelay.toml"),
-        &["billing.subscription.created", "billing.tenant.suspended"],
-    );
+    let team = Team::new(SCHEMA, CONFIG, &TOPICS);
+    let expected = written(&team.sql());
+    assert_eq!(team.relayed(), expected);
+}
+
+/// One word of the configuration is another.
+#[test]
+#[cfg(feature = "nats")]
+fn billing_events_have_the_same_envelope_at_nats() {
+    let Some(nats) = Nats::start() else { return };
+    let config = CONFIG.replace("kind = \"kafka\"", "kind = \"nats\"");
+    let team = Team::on_nats(nats, SCHEMA, &config, &TOPICS);
+    let mut expected = carried(written(&team.sql()));
+    let mut relayed = carried(team.relayed());
+    // Two keys have no order.
+    for records in [&mut expected, &mut relayed] {
+        records.sort_by(|one, other| one.topic.cmp(&other.topic));
+    }
+    assert_eq!(relayed, expected);
+}
+
+/// The same word switches publishing off.
+#[test]
+fn billing_events_go_nowhere_by_one_word() {
+    let config = CONFIG.replace("kind = \"kafka\"", "kind = \"null\"");
+    let team = Team::new(SCHEMA, &config, &TOPICS);
+    written(&team.sql());
+    assert_eq!(team.relayed(), []);
+}
+
+/// Writes events as the team does, and gives their records.
+fn written(sql: &Sql) -> Vec<Consumed> {
     let insert = "insert into billing_events (id, subject, tenant_id, resource_id, payload, \
                   created_at) values";
     let one = "01JNFQ5Z8X4T2M6R9V3B7C1D0A";
@@ -29,7 +65,7 @@ fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
         state("pending")
     );
     write(
-        &team.sql(),
+        sql,
         &[
             (&created, true),
             (
@@ -91,5 +127,5 @@ fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
             r#"{{"id":"{two}","subject":"billing.tenant.suspended","tenant_id":"acme","resource_id":null,"payload":{{"type":"tenant.suspended"}},"created_at":"2026-03-04T05:06:08Z"}}"#
         ),
     );
-    assert_eq!(team.relayed(), [record(), suspended, record()]);
+    vec![record(), suspended, record()]
 }

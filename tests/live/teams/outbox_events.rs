@@ -1,14 +1,35 @@
-//! docs/how-to/map-columns.md: `examples/outbox-events`: the message Go makes, for NATS until now.
+//! docs/how-to/map-columns.md: `examples/outbox-events`: the message that Go makes.
 
-use super::{Team, consumed, write};
+#[cfg(feature = "nats")]
+use super::carried;
+use super::{Consumed, Team, consumed, write};
+#[cfg(feature = "nats")]
+use crate::support::servers::Nats;
+use crate::support::sql::Sql;
+
+const SCHEMA: &str = include_str!("../../../examples/outbox-events/schema.sql");
+const CONFIG: &str = include_str!("../../../examples/outbox-events/walrelay.toml");
+const TOPICS: [&str; 2] = ["events.user.user.created", "events.user.user.updated"];
 
 #[test]
-fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
-    let team = Team::new(
-        include_str!("../../../examples/outbox-events/schema.sql"),
-        include_str!("../../../examples/outbox-events/walrelay.toml"),
-        &["events.user.user.created", "events.user.user.updated"],
-    );
+#[cfg(feature = "nats")]
+fn outbox_events_messages_are_those_of_the_go_dispatcher() {
+    let Some(nats) = Nats::start() else { return };
+    let team = Team::on_nats(nats, SCHEMA, CONFIG, &TOPICS);
+    let expected = carried(written(&team.sql()));
+    assert_eq!(carried(team.relayed()), expected);
+}
+
+#[test]
+fn outbox_events_go_to_kafka_by_one_word() {
+    let kafka = CONFIG.replace("kind = \"nats\"", "kind = \"kafka\"");
+    let team = Team::new(SCHEMA, &kafka, &TOPICS);
+    let expected = written(&team.sql());
+    assert_eq!(team.relayed(), expected);
+}
+
+/// Writes events as the team does, and gives their records.
+fn written(sql: &Sql) -> Vec<Consumed> {
     let insert =
         "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, \
          metadata, status,
@@ -19,13 +40,12 @@ fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
     let metadata = r#"{"client_ip":"::1","source":"user-service","version":"1.0"}"#;
     let created = r#"{"email":"test@example.com","name":"Test User","timestamp":"2026-03-04T05:06:07.123456789Z","user_id":"user-123"}"#;
     let updated =
-        r#"{"changes":{"name":{"from":"Test User","to":"\"T\", U"}},"user_id":"user-123"}"#;
+        r#"{"changes":{"name":{"from":"Test User","to":"\"T\", <U>"}},"user_id":"user-123"}"#;
     // jsonb keeps an order of its own, shorter names first: that is what the dispatcher read, and
     // published.
-    let updated_read =
-        r#"{"changes":{"name":{"to":"\"T\", U","from":"Test User"}},"user_id":"user-123"}"#;
+    let updated_read = r#"{"changes":{"name":{"to":"\"T\", \u003cU\u003e","from":"Test User"}},"user_id":"user-123"}"#;
     write(
-        &team.sql(),
+        sql,
         &[
             // The events of one call are one statement.
             (
@@ -66,7 +86,7 @@ fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
             body,
         )
     };
-    let expected = [
+    vec![
         record(
             "user.created",
             one,
@@ -88,6 +108,5 @@ fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
                 r#"{{"id":"{three}","aggregate_id":"user-123","aggregate_type":"user","event_type":"user.updated","event_data":{{}},"metadata":null,"version":1,"timestamp":"2026-03-04T05:06:08Z"}}"#
             ),
         ),
-    ];
-    assert_eq!(team.relayed(), expected);
+    ]
 }

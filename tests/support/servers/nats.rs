@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::{directory, free_port, logs_to};
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
+use crate::support::topic::Record;
 use crate::support::wait;
 
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -90,19 +91,31 @@ impl Nats {
         let directory = run_directory().join(&name);
         std::fs::create_dir_all(&directory).expect("a directory");
         let address = format!("127.0.0.1:{}", free_port());
-        let store = directory.join("store").display().to_string();
-        let configuration = format!(
-            "listen: \"{address}\"\nserver_name: \"{name}\"\njetstream {{ store_dir: {store:?} \
-             }}\n{lines}\n"
-        );
-        std::fs::write(directory.join("nats.conf"), configuration).expect("a configuration");
-        Some(Nats {
+        let nats = Nats {
             name,
             directory,
             address,
             login: login.clone(),
             process: None,
-        })
+        };
+        nats.configure(lines);
+        Some(nats)
+    }
+
+    fn configure(&self, lines: &str) {
+        let (name, address) = (&self.name, &self.address);
+        let store = self.directory.join("store").display().to_string();
+        let configuration = format!(
+            "listen: \"{address}\"\nserver_name: \"{name}\"\njetstream {{ store_dir: {store:?} \
+             }}\n{lines}\n"
+        );
+        std::fs::write(self.directory.join("nats.conf"), configuration).expect("a configuration");
+    }
+
+    /// Lets the server that runs read its configuration with these lines.
+    pub(crate) fn reload(&mut self, lines: &str) {
+        self.configure(lines);
+        self.signal("HUP");
     }
 
     /// Starts it with its files and port, and waits until it answers.
@@ -112,7 +125,7 @@ impl Nats {
         self.wait();
     }
 
-    fn launch(&mut self) {
+    pub(crate) fn launch(&mut self) {
         assert!(self.process.is_none(), "it already runs");
         let mut command = Command::new(directory().join("nats/nats-server"));
         command.arg("-c").arg(self.directory.join("nats.conf"));
@@ -183,12 +196,44 @@ impl Nats {
         info["state"]["messages"].as_i64().expect("a count")
     }
 
+    /// Publishes the message once more, as another one.
+    #[track_caller]
+    pub(crate) fn publish_again(&self, stored: &Stored) {
+        let headers = stored.headers.iter();
+        let headers = headers.filter(|(name, _)| !name.starts_with("Nats-"));
+        let lines = headers.map(|(name, value)| format!("{name}: {value}\r\n"));
+        let head = format!("NATS/1.0\r\n{}\r\n", lines.collect::<String>());
+        let payload = String::from_utf8_lossy(&stored.payload);
+        let total = head.len() + payload.len();
+        let mut client = self.client().expect("a connection");
+        client.write(&format!(
+            "SUB answer.here 8\r\nHPUB {} answer.here {} {total}\r\n{head}{payload}\r\n",
+            stored.subject,
+            head.len()
+        ));
+        client.message().expect("an ack");
+    }
+
     /// A subscriber that never answers, until it is dropped.
     pub(crate) fn subscribe(&self, subject: &str) -> Client {
         let mut client = self.client().expect("a connection");
         client.write(&format!("SUB {subject} 9\r\nPING\r\n"));
         while client.line().expect("an answer").trim() != "PONG" {}
         client
+    }
+
+    /// The records of a subject, in the order of its stream; none where no stream has it.
+    #[track_caller]
+    pub(crate) fn records(&self, subject: &str) -> Vec<Record> {
+        let answer = self.ask("STREAM.NAMES", &json!({"subject": subject}));
+        let streams = answer["streams"].as_array().into_iter().flatten();
+        let stored = streams
+            .filter_map(Value::as_str)
+            .flat_map(|stream| self.read(stream));
+        stored
+            .filter(|stored| stored.subject == subject)
+            .map(Stored::into_record)
+            .collect()
     }
 
     /// All messages of a stream, in its order.
@@ -207,6 +252,24 @@ impl Nats {
         (0..count)
             .map(|_| client.message().expect("a message"))
             .collect()
+    }
+}
+
+impl Stored {
+    /// As a record of Kafka; without the key, and without what is for the server.
+    fn into_record(self) -> Record {
+        let headers = self.headers.into_iter();
+        let headers = headers.filter(|(name, _)| !name.starts_with("Nats-"));
+        Record {
+            partition: 0,
+            offset: self.sequence,
+            key: None,
+            value: Some(self.payload),
+            headers: headers
+                .map(|(name, value)| (name, Some(value.into_bytes())))
+                .collect(),
+            appended_at_ms: 0,
+        }
     }
 }
 
