@@ -1,13 +1,10 @@
 //! How a session logs in. Files are read at each connection: their contents may change.
 
-use std::path::Path;
-
 use async_nats::ConnectOptions;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::NatsConfig;
-use crate::conninfo::{RootCert, check_private};
-use crate::postgres::tls;
+use crate::sink::login;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
 
@@ -16,7 +13,7 @@ pub(super) async fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let options = ConnectOptions::new();
     if !config.credentials_file.is_empty() {
         let key = "nats.credentials_file";
-        let credentials = read(key, &config.credentials_file).await?;
+        let credentials = login::read(key, &config.credentials_file).await?;
         return options.credentials(credentials.expose()).map_err(|_| {
             let cause = format!(
                 "{key}: {} has no user JWT and seed",
@@ -35,44 +32,21 @@ pub(super) async fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let password = match &config.password {
         Some(password) => password.clone(),
         None if config.password_file.is_empty() => Secret::default(),
-        None => read("nats.password_file", &config.password_file).await?,
+        None => login::read("nats.password_file", &config.password_file).await?,
     };
     let password = password.expose().trim_end_matches(['\r', '\n']);
     Ok(options.user_and_password(config.user.clone(), password.to_owned()))
 }
 
-async fn read(key: &str, file: &str) -> Result<Secret> {
-    let failed = |error: std::io::Error| {
-        let cause = format!("{key}: {file} cannot be read: {error}");
-        Error::new(Kind::BusRefused, cause).remedy("correct the name, or the rights of the file")
-    };
-    let metadata = tokio::fs::metadata(file).await.map_err(failed)?;
-    check_private(&metadata, "file", Path::new(file))
-        .map_err(|error| error.about(key).with_kind(Kind::BusRefused))?;
-    tokio::fs::read_to_string(file)
-        .await
-        .map(Secret::new)
-        .map_err(failed)
-}
-
 /// The configuration of TLS, for servers that ask for it. None where nobody does, and this system
 /// trusts no authority.
 pub(super) fn tls(config: &NatsConfig) -> Result<Option<ClientConfig>> {
-    let root = match config.ca_file.as_str() {
-        "" => RootCert::System,
-        file => RootCert::File(file.into()),
-    };
     let is_wanted = !config.ca_file.is_empty()
         || config
             .each_server()
             .any(|server| server.starts_with("tls://"));
-    match tls::of_server(root, true) {
+    match login::tls("nats", &config.ca_file) {
         Err(_) if !is_wanted => Ok(None),
-        tls => tls.map(Some).map_err(|error| {
-            error
-                .about("nats")
-                .with_kind(Kind::Config)
-                .or_remedy("name a file with the authority of the servers in nats.ca_file")
-        }),
+        tls => tls.map(Some),
     }
 }
