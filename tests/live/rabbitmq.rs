@@ -3,6 +3,7 @@
 
 mod answers;
 mod client;
+mod team;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
