@@ -324,6 +324,26 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "rabbitmq")]
+    fn only_a_bus_that_answers_blocks_us_and_its_acks_do_not_end_that() {
+        let tracker = Tracker::new(BUS, false);
+        let error = Error::new(Kind::BusUnreachable, "low on memory");
+        tracker.blocked(Some(error.clone()));
+        assert!(matches!(tracker.now(), Connection::Down { .. }));
+        tracker.up();
+        tracker.blocked(Some(error.clone()));
+        tracker.up();
+        assert_eq!(tracker.now(), Connection::Blocked(error.clone()));
+        assert!(tracker.now().answers() && !tracker.is_up());
+        tracker.blocked(None);
+        assert!(tracker.is_up());
+        tracker.blocked(Some(error));
+        tracker.down("lost".to_owned());
+        tracker.blocked(None);
+        assert!(matches!(tracker.now(), Connection::Down { .. }));
+    }
+
+    #[test]
     fn what_was_said_before_an_answer_is_no_cause_after_it() {
         let tracker = Tracker::new(BUS, false);
         tracker.note("refused".to_owned(), true);
