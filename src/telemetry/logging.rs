@@ -58,8 +58,14 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
+    // The client of RabbitMQ logs whole messages.
+    let is_of_client = |part: &str| part.trim_start().starts_with("lapin");
+    if filter.split(',').any(is_of_client) {
+        let cause = format!("the log filter {filter:?} asks for payloads: lapin logs messages");
+        return Err(Error::new(Kind::Config, cause).remedy("leave lapin out of it"));
+    }
     // The client of NATS logs each attempt to connect. The relay says the same once.
-    EnvFilter::try_new(format!("async_nats=off,{filter}")).map_err(|error| {
+    EnvFilter::try_new(format!("async_nats=off,lapin=off,{filter}")).map_err(|error| {
         Error::new(
             Kind::Config,
             format!("the log filter {filter:?} cannot be read: {error}"),

@@ -38,7 +38,7 @@ use walrelay_core::secret::Secret;
 use self::answer::{failed, judge, no_connection};
 use self::signature::Signer;
 use super::lanes::{Answer, Away, LaneBus, LaneSink};
-use super::secret_file;
+use super::login;
 use crate::config::{Config, SinkKind, WebhookConfig};
 use crate::conninfo::RootCert;
 use crate::postgres::tls;
@@ -115,7 +115,7 @@ impl LaneBus for Webhook {
             headers.insert(AUTHORIZATION, authorization(file, &url)?);
         }
         let signer = webhook.signing_secrets_file.as_ref().map(|file| {
-            let text = secret_file::read("webhook.signing_secrets_file", file)?;
+            let text = login::read("webhook.signing_secrets_file", file)?;
             Signer::parse(text.expose()).map_err(|error| error.about(file))
         });
         let connector = connector(webhook, url.scheme_str() == Some("https"))?;
@@ -358,7 +358,7 @@ fn authorization(file: &str, url: &Uri) -> Result<HeaderValue> {
         let cause = "webhook.authorization_file is set, and webhook.url has no TLS";
         return Err(Error::new(Kind::Config, cause).remedy("write webhook.url with https://"));
     }
-    let text = secret_file::read("webhook.authorization_file", file)?;
+    let text = login::read("webhook.authorization_file", file)?;
     secret_value(text.expose().trim()).map_err(|error| error.about(file))
 }
 
