@@ -22,14 +22,17 @@ pub(super) fn read(key: &str, file: &str) -> Result<Secret> {
     fs::read_to_string(file).map(Secret::new).map_err(failed)
 }
 
-/// The configuration of TLS of the bus whose settings are in `table`. The certificate is verified.
-pub(super) fn tls(table: &str, ca_file: &str) -> Result<ClientConfig> {
+/// The configuration of TLS of the bus whose settings are in `table`. The certificate is verified
+/// where TLS `is_used`.
+pub(super) fn tls(table: &str, ca_file: &str, is_used: bool) -> Result<ClientConfig> {
     let root = match ca_file {
         "" => RootCert::System,
         file => RootCert::File(file.into()),
     };
-    tls::of_server(root, true).map_err(|error| {
-        let remedy = format!("name a file with the authority of the servers in {table}.ca_file");
+    tls::of_server(root, is_used).map_err(|error| {
+        let remedy = format!(
+            "install ca-certificates, or name the authority of the servers in {table}.ca_file"
+        );
         error.about(table).with_kind(Kind::Config).or_remedy(remedy)
     })
 }

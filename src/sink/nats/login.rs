@@ -49,7 +49,7 @@ pub(super) fn tls(config: &NatsConfig) -> Result<Option<ClientConfig>> {
         || config
             .each_server()
             .any(|server| server.starts_with("tls://"));
-    match login::tls("nats", &config.ca_file) {
+    match login::tls("nats", &config.ca_file, true) {
         Err(_) if !is_wanted => Ok(None),
         tls => tls.map(Some),
     }

@@ -76,7 +76,7 @@ impl LaneBus for Rabbitmq {
             .each_server()
             .any(|server| server.starts_with("amqps://"));
         let tls = is_tls
-            .then(|| login::tls("rabbitmq", &rabbitmq.ca_file))
+            .then(|| login::tls("rabbitmq", &rabbitmq.ca_file, true))
             .transpose()?;
         Ok(Rabbitmq {
             dialer: Dialer {

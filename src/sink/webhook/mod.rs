@@ -40,8 +40,6 @@ use self::signature::Signer;
 use super::lanes::{Answer, Away, LaneBus, LaneSink};
 use super::login;
 use crate::config::{Config, SinkKind, WebhookConfig};
-use crate::conninfo::RootCert;
-use crate::postgres::tls;
 
 /// The sink of webhooks.
 pub(super) type WebhookSink = LaneSink<Webhook>;
@@ -332,15 +330,8 @@ fn url_of(config: &WebhookConfig) -> Result<Uri> {
 }
 
 fn connector(config: &WebhookConfig, is_https: bool) -> Result<Connector> {
-    let root = match &config.ca_file {
-        Some(file) => RootCert::File(file.into()),
-        None => RootCert::System,
-    };
-    let tls = tls::of_server(root, is_https).map_err(|error| {
-        error
-            .about("webhook.url")
-            .remedy("install ca-certificates, or name the receiver's authority in webhook.ca_file")
-    })?;
+    let ca_file = config.ca_file.as_deref().unwrap_or_default();
+    let tls = login::tls("webhook", ca_file, is_https)?;
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
