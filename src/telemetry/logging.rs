@@ -239,6 +239,15 @@ mod tests {
     }
 
     #[test]
+    fn a_log_filter_cannot_ask_for_messages_of_a_client() {
+        for filter in ["lapin=warn", "info, lapin::returned_messages=warn"] {
+            let error = parse_filter(filter).unwrap_err();
+            assert!(error.cause().contains("payloads"), "{error}");
+        }
+        assert!(parse_filter("trace").is_ok());
+    }
+
+    #[test]
     fn an_invalid_log_filter_is_refused_with_the_right_syntax() {
         let error = parse_filter("walrelay=loudly").unwrap_err();
         assert_eq!(error.kind(), Kind::Config);

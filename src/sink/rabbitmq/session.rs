@@ -83,7 +83,7 @@ impl fmt::Debug for Session {
 }
 
 /// A second handle on the socket, which the client's thread reads and writes. Dropping it ends the
-/// connection, and with it the thread.
+/// connection, and with it the thread, also where no session was made of it.
 struct Socket(std::net::TcpStream);
 
 impl Drop for Socket {
@@ -383,12 +383,13 @@ impl Session {
     /// Ends the connection: all that wait are told.
     pub(super) fn end(&self) {
         self.socket.end();
+        self.events.abort();
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.events.abort();
-        self.blocked.send_replace(None);
+        // The next session may have begun: what blocks it is not ours to change.
+        self.end();
     }
 }
