@@ -274,7 +274,8 @@ impl<B: LaneBus> LaneSink<B> {
             }
             // The bus took others meanwhile: it is about this record.
             Answer::Away(Away::Unreachable(cause)) if self.lanes.acked_count() > acked_before => {
-                let error = Error::new(Kind::BusUnreachable, cause);
+                let reach = B::KIND.bus().reach;
+                let error = Error::new(Kind::BusUnreachable, cause).remedy(reach);
                 self.tell_delay(&error);
                 Outcome::Refused { error, after: None }
             }
