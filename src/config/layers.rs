@@ -8,11 +8,13 @@ use std::time::Duration;
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
     Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, OnLoss, PollConfig,
-    Shutdown, SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, WebhookConfig, how_to_set,
+    Shutdown, SinkConfig, Slot, SmtpConfig, StateConfig, StoreKind, StreamConfig, WebhookConfig,
+    how_to_set,
 };
 use super::nats::nats;
 use super::otel::{self, OtelConfig, otel};
 use super::sink_kind::SinkKind;
+use super::smtp::smtp;
 use crate::conninfo::ConnInfo;
 use walrelay_core::config::draft::KAFKA_PROPERTIES;
 use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
@@ -37,6 +39,8 @@ pub struct Config {
     pub kafka: KafkaConfig,
     #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "of that sink"))]
     pub(crate) nats: NatsConfig,
+    #[cfg_attr(not(feature = "smtp"), expect(dead_code, reason = "of that sink"))]
+    pub(crate) smtp: SmtpConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -54,6 +58,8 @@ impl Config {
             SinkKind::Kafka => Some(&self.kafka.brokers),
             #[cfg(feature = "nats")]
             SinkKind::Nats => Some(self.nats.servers.as_str()),
+            #[cfg(feature = "smtp")]
+            SinkKind::Smtp => Some(self.smtp.host.as_str()),
             #[cfg(feature = "webhook")]
             SinkKind::Webhook => self.webhook.origin(),
             SinkKind::Stdout | SinkKind::Null => None,
@@ -226,6 +232,7 @@ impl Settings {
         }
         let kafka = errors.or_default(self.kafka(&outboxes));
         let nats = errors.or_default(nats(&self.base));
+        let smtp = errors.or_default(smtp(&self.base));
         let otel = errors.or_default(self.otel());
         let source = errors.result(source)?;
         let messages = outboxes
@@ -238,6 +245,7 @@ impl Settings {
             sink,
             kafka,
             nats,
+            smtp,
             webhook,
             delivery,
             state,
@@ -711,6 +719,14 @@ fn validate_topics(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// Keys whose whole value is a secret.
+const SECRETS: [&str; 4] = [
+    "otel.headers",
+    "nats.password",
+    "nats.token",
+    "smtp.password",
+];
+
 /// The variable of another table with the same key, for a sentence about an unknown one.
 fn meant(variable: &str) -> String {
     let is_alike = |key: &&Key| {
@@ -756,7 +772,7 @@ fn warnings(
     let keys = ["database.url", "upkeep.database"].map(|key| (key, url(key)));
     let keys = keys
         .into_iter()
-        .chain(["otel.headers", "nats.password", "nats.token"].map(|key| (key, base.get(key))));
+        .chain(SECRETS.map(|key| (key, base.get(key))));
     let keys = keys.filter_map(|(key, given)| Some((key, given?)));
     let properties = properties
         .iter()

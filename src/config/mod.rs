@@ -9,6 +9,7 @@
 //! | `nats` | checks of the servers of NATS and the login there |
 //! | `otel` | the collector of spans |
 //! | `sink_kind` | the buses, and what each can do |
+//! | `smtp` | checks of the mail server and the login there |
 //! | `written` | configuration files that walrelay writes |
 
 pub(crate) mod file;
@@ -17,6 +18,7 @@ pub(crate) mod model;
 pub(crate) mod nats;
 pub(crate) mod otel;
 pub(crate) mod sink_kind;
+pub(crate) mod smtp;
 pub(crate) mod written;
 
 pub use file::ConfigFile;
@@ -26,5 +28,7 @@ pub use layers::{Environment, Flags, Settings};
 pub(crate) use model::NatsConfig;
 pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
 pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
+#[cfg(feature = "smtp")]
+pub(crate) use model::{MailValue, SmtpConfig, SmtpTls};
 pub(crate) use otel::OtelConfig;
 pub use sink_kind::{Bus, SinkKind};

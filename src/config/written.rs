@@ -105,7 +105,8 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
         let name = key.parts().1;
         match (key.path.as_str(), layer.get(&key.path), &key.default) {
             (
-                "database.url" | "upkeep.database" | "otel.headers" | "webhook.url",
+                "database.url" | "upkeep.database" | "otel.headers" | "smtp.password"
+                | "webhook.url",
                 Some(given),
                 _,
             ) => {

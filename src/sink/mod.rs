@@ -18,11 +18,13 @@ use crate::survey::{BUS, Seen, Survey};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
-#[cfg(any(feature = "nats", feature = "webhook"))]
+#[cfg(any(feature = "nats", feature = "smtp", feature = "webhook"))]
 mod lanes;
 #[cfg(feature = "nats")]
 mod nats;
 mod null;
+#[cfg(feature = "smtp")]
+mod smtp;
 mod stdout;
 #[cfg(feature = "webhook")]
 mod webhook;
@@ -283,6 +285,7 @@ macro_rules! buses {
 buses! { $
     Kafka(KafkaSink, kafka::survey::KafkaChecks),
     ["nats"] Nats(nats::NatsSink, lanes::LaneChecks::<nats::Nats>::NEW),
+    ["smtp"] Smtp(smtp::SmtpSink, lanes::LaneChecks::<smtp::Smtp>::NEW),
     ["webhook"] Webhook(webhook::WebhookSink, lanes::LaneChecks::<webhook::Webhook>::NEW),
     Stdout(StdoutSink, NoChecks),
     Null(NullSink, NoChecks),

@@ -4,6 +4,7 @@
 pub(crate) mod cluster;
 pub(crate) mod kafka;
 pub(crate) mod nats;
+pub(crate) mod postfix;
 pub(crate) mod postgres;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) use cluster::Cluster;
 pub(crate) use kafka::Kafka;
 pub(crate) use nats::Nats;
+pub(crate) use postfix::Postfix;
 pub(crate) use postgres::Postgres;
 
 use super::process::tail_of;
