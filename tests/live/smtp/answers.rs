@@ -270,7 +270,9 @@ fn a_server_that_refuses_this_client_halts_the_relay() {
         mails.config = mails.config.replace("From = \"{sender}\"\n", "");
         mails.insert("good");
         let run = mails.run().option("--on-error", "park");
-        let run = run.variable("WALRELAY_SMTP_PASSWORD", "canary");
+        let run = run
+            .variable("WALRELAY_SMTP_PASSWORD", "canary")
+            .variable("WALRELAY_SHUTDOWN_TIMEOUT", "100ms");
         let mut relay = run.start();
         assert_eq!(
             relay.wait_exit(EXIT),

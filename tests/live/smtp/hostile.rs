@@ -369,7 +369,9 @@ fn a_password_that_is_revoked_halts_the_relay_and_fails_no_mail() {
     });
     let mails = Mails::to(server.port, "user = \"u\"");
     let run = mails.run().option("--on-error", "park");
-    let run = run.variable("WALRELAY_SMTP_PASSWORD", "canary");
+    let run = run
+        .variable("WALRELAY_SMTP_PASSWORD", "canary")
+        .variable("WALRELAY_SHUTDOWN_TIMEOUT", "1s");
     let mut relay = run.start();
     relay.wait_ready();
     (0..20).for_each(|_| mails.insert("good"));
