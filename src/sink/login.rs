@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "smtp"))]
 use tokio::task::spawn_blocking;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -24,6 +25,7 @@ pub(super) fn read_at_start(key: &str, file: &str) -> Result<Secret> {
 }
 
 /// The same, and others go on meanwhile.
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "smtp"))]
 pub(super) async fn read(key: &'static str, file: &str) -> Result<Secret> {
     let file = file.to_owned();
     let read = spawn_blocking(move || read_at_start(key, &file)).await;
@@ -32,6 +34,7 @@ pub(super) async fn read(key: &'static str, file: &str) -> Result<Secret> {
 
 /// The password that is `given`, else the line in the file that `key` names. Read at each
 /// connection, since the file may change. Empty where neither is set.
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "smtp"))]
 pub(super) async fn password(
     given: Option<&Secret>,
     key: &'static str,
