@@ -28,7 +28,7 @@ pub(crate) struct Largest {
 }
 
 /// The names of checks of the bus: whether it answers, has what records need, and lets us write.
-pub(crate) const BUS: &str = "kafka";
+pub(crate) const BUS: &str = "bus";
 pub(crate) const TOPIC: &str = "topic";
 pub(crate) const TOPIC_RIGHTS: &str = "topic-rights";
 

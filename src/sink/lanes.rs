@@ -28,6 +28,8 @@ use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 /// The pause before the first probe of a bus that is away, doubled up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long a command waits for an answer: for several servers in turn.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// How often it is logged that records wait.
 const DELAY_LOG: Duration = Duration::from_secs(10);
 
@@ -87,12 +89,14 @@ pub enum Answer {
         error: Error,
         after: Option<Duration>,
     },
+    /// It cannot be sent, which nobody was asked: the bus may be away all the same.
+    Unfit(Error),
     /// There was no answer: the record may have arrived or not.
     Away(Away),
 }
 
 /// Why a bus takes no records at all.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Away {
     /// Nobody answers, or the connection was lost.
     Unreachable(String),
@@ -160,12 +164,7 @@ enum State {
 }
 
 enum Ended {
-    /// `acked_before` records were acked when it began.
-    Attempt {
-        id: AttemptId,
-        answer: Answer,
-        acked_before: u64,
-    },
+    Attempt { id: AttemptId, answer: Answer },
     Probe(Result<(), Away>),
 }
 
@@ -235,7 +234,6 @@ impl<B: LaneBus> LaneSink<B> {
             State::Open => {
                 while let Some(attempt) = self.lanes.next(now.into_std()) {
                     let bus = Arc::clone(&self.bus);
-                    let acked_before = self.lanes.acked_count();
                     let given_up = self.life.given_up.clone();
                     self.running.spawn(async move {
                         // A process that stood still may have lost the slot: it sends no more.
@@ -244,7 +242,6 @@ impl<B: LaneBus> LaneSink<B> {
                         Ended::Attempt {
                             id: attempt.id,
                             answer: sent.await.unwrap_or_else(stopped),
-                            acked_before,
                         }
                     });
                 }
@@ -278,44 +275,37 @@ impl<B: LaneBus> LaneSink<B> {
                 self.state = State::Open;
             }
             Ended::Probe(Err(away)) => self.away(&away),
-            Ended::Attempt {
-                id,
-                answer,
-                acked_before,
-            } => {
-                let outcome = self.outcome(answer, acked_before);
-                self.lanes.ended(id, outcome, now);
-            }
+            Ended::Attempt { id, answer } => self.judge(id, answer, now),
         }
         self.count();
     }
 
-    fn outcome(&mut self, answer: Answer, acked_before: u64) -> Outcome {
-        match answer {
+    fn judge(&mut self, id: AttemptId, answer: Answer, now: std::time::Instant) {
+        let (outcome, away) = match answer {
             Answer::Acked => {
                 self.answered();
-                Outcome::Acked
+                (Outcome::Acked, None)
             }
             Answer::Refused { error, after } => {
                 self.answered();
                 self.tell_delay(&error);
-                Outcome::Refused { error, after }
+                (Outcome::Refused { error, after }, None)
             }
-            // The bus took others meanwhile: it is about this record.
-            Answer::Away(away @ Away::Unreachable(_))
-                if self.lanes.acked_count() > acked_before =>
-            {
-                let error = away.into_error(B::KIND.bus().reach);
-                self.tell_delay(&error);
-                Outcome::Refused { error, after: None }
-            }
+            Answer::Unfit(error) => (Outcome::Refused { error, after: None }, None),
             Answer::Away(away) => {
-                // Attempts that began before the bus was away say nothing new.
-                if self.state == State::Open {
-                    self.away(&away);
-                }
-                Outcome::Unknown
+                let error = away.clone().into_error(B::KIND.bus().reach);
+                let its_own = matches!(away, Away::Unreachable(_)).then_some(error);
+                (Outcome::Unknown(its_own), Some(away))
             }
+        };
+        let is_of_the_bus = self.lanes.ended(id, outcome, now);
+        // Attempts that began before the bus was away say nothing new.
+        match away {
+            Some(away) if !is_of_the_bus => {
+                self.tell_delay(&away.into_error(B::KIND.bus().reach));
+            }
+            Some(away) if self.state == State::Open => self.away(&away),
+            Some(_) | None => {}
         }
     }
 
@@ -336,7 +326,7 @@ impl<B: LaneBus> LaneSink<B> {
         if error.kind().disposition() == Disposition::Retry && !is_told {
             self.told_delay_at = Some(now);
             tracing::warn!(event = "record_delayed", %error, fix = error.what_to_do(),
-                "{} asks to wait with a record; others go on", B::KIND.bus().name);
+                "{} does not take a record now; others go on", B::KIND.bus().name);
         }
     }
 
@@ -455,10 +445,8 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
     }
 
     async fn missing(&self, _: &[&str], limit: Duration) -> Result<Vec<String>> {
-        let Bus { name, reach, .. } = B::KIND.bus();
-        let silent = || format!("{name} does not answer within {} s", limit.as_secs());
-        let answer = timeout(limit, self.bus.probe()).await;
-        match answer.unwrap_or_else(|_| Err(Away::Unreachable(silent()))) {
+        let reach = B::KIND.bus().reach;
+        match probed(&*self.bus, limit).await {
             Ok(()) => {
                 self.life.tracker.up();
                 Ok(Vec::new())
@@ -473,6 +461,14 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
     async fn close(mut self) {
         self.running.shutdown().await;
     }
+}
+
+/// Probes a bus, and waits no longer than `limit` for it.
+async fn probed<B: LaneBus>(bus: &B, limit: Duration) -> Result<(), Away> {
+    let name = B::KIND.bus().name;
+    let silent = || format!("{name} does not answer within {} s", limit.as_secs());
+    let answer = timeout(limit, bus.probe()).await;
+    answer.unwrap_or_else(|_| Err(Away::Unreachable(silent())))
 }
 
 /// What `doctor` and `config check` ask: whether the settings make a client, and whether the bus
@@ -503,7 +499,7 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
             let address = config.bus_address().unwrap_or_default();
             let asked = match B::new(config) {
                 Ok(bus) => {
-                    let answered = bus.probe().await;
+                    let answered = probed(&bus, ANSWER_LIMIT).await;
                     answered
                         .map_err(|away| away.into_error(reach))
                         .map(|()| bus)

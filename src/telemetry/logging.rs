@@ -58,13 +58,19 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
-    // The client of RabbitMQ logs whole messages.
-    let is_of_client = |part: &str| part.trim_start().starts_with("lapin");
-    if filter.split(',').any(is_of_client) {
-        let cause = format!("the log filter {filter:?} asks for payloads: lapin logs messages");
-        return Err(Error::new(Kind::Config, cause).remedy("leave lapin out of it"));
+    // They log whole messages, and passwords.
+    let clients = ["async_nats", "lapin"];
+    let asks = |client: &&str| {
+        let mut parts = filter.split(',');
+        parts.any(|part| part.trim_start().starts_with(*client))
+    };
+    if let Some(client) = clients.into_iter().find(asks) {
+        let cause = format!(
+            "the log filter {filter:?} asks for secrets: {client} logs messages and passwords"
+        );
+        let remedy = format!("leave {client} out of it");
+        return Err(Error::new(Kind::Config, cause).remedy(remedy));
     }
-    // The client of NATS logs each attempt to connect. The relay says the same once.
     EnvFilter::try_new(format!("async_nats=off,lapin=off,{filter}")).map_err(|error| {
         Error::new(
             Kind::Config,

@@ -159,7 +159,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         "recovery",
         "rows",
         "upkeep",
-        "kafka",
+        "bus",
         "kafka-version",
         "topic",
         "topic-rights",
@@ -516,7 +516,7 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     );
     checks.has("postgres", "wrong", &nobody, "check that the server runs");
     checks.has(
-        "kafka",
+        "bus",
         "wrong",
         "no Kafka broker answers",
         "check that the brokers run",
@@ -720,7 +720,7 @@ fn missing_topics_and_rights_are_named_with_the_commands_that_mend_them() {
         .variable("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "wrong");
     let checks = Checks::of(&wrong);
     checks.has(
-        "kafka",
+        "bus",
         "wrong",
         "Kafka refuses our credentials",
         "sasl.password",

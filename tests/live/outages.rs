@@ -133,7 +133,7 @@ fn a_dead_and_a_frozen_broker_are_named() {
         ],
         log: &["check that the brokers run"],
         check: Check {
-            name: "kafka",
+            name: "bus",
             state: "wrong",
             found: "no Kafka broker answers",
             fix: "check that the brokers run",

@@ -44,8 +44,10 @@ pub enum Outcome {
         /// How long the bus wants the next attempt to wait.
         after: Option<Duration>,
     },
-    /// The bus may have it, or not, as all that is on its way: the connection was lost.
-    Unknown,
+    /// The bus may have it, or not, for this reason: the connection was lost. It is sent again at
+    /// once. Where other records were acked since it first was so, it counts as one that the bus
+    /// cannot take now. Without a reason it is not about this record.
+    Unknown(Option<Error>),
 }
 
 /// A record to send.
@@ -80,19 +82,22 @@ struct Queued {
 struct Delays {
     count: u32,
     /// What was acked of all records at the first of them.
-    acked_before: u64,
+    acked_before: Option<u64>,
     /// Whether each is reported.
     are_refusals: bool,
 }
 
 impl Delays {
+    /// Whether others were acked since the first of these, when `acked` were acked.
+    fn others_acked(&mut self, acked: u64) -> bool {
+        acked > *self.acked_before.get_or_insert(acked)
+    }
+
     /// One more, when `acked` records were acked. Whether the record is refused for it.
     fn one_more(&mut self, acked: u64) -> bool {
-        if self.count == 0 {
-            self.acked_before = acked;
-        }
+        let others_acked = self.others_acked(acked);
         self.count += 1;
-        self.are_refusals || (self.count >= DELAYS_MAX && acked > self.acked_before)
+        self.are_refusals || (self.count >= DELAYS_MAX && others_acked)
     }
 
     fn wait(&self) -> Duration {
@@ -246,41 +251,58 @@ impl Lanes {
         self.waiting.first().map(|(at, _)| *at).filter(|_| has_room)
     }
 
-    /// An attempt ended. The outcome of an attempt that no longer counts changes nothing.
-    pub fn ended(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) {
+    /// An attempt ended. The outcome of an attempt that no longer counts changes nothing. Gives
+    /// whether an unknown outcome is the bus's and not this record's.
+    pub fn ended(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) -> bool {
         let id = attempt.lane;
+        let acked = self.acked;
         let Some(lane) = self.lanes.get_mut(&id) else {
-            return;
+            return true;
         };
         if lane.state != State::Sent(attempt.number) {
-            return;
+            return true;
         }
         self.sent -= 1;
         match outcome {
             Outcome::Acked => self.acked(id),
-            Outcome::Unknown => self.make_ready(id),
-            Outcome::Refused { mut error, after } => {
-                let Some(first) = lane.queue.front_mut() else {
-                    return;
+            Outcome::Refused { error, after } => self.refused(id, error, after, now),
+            Outcome::Unknown(error) => {
+                let first = lane.queue.front_mut();
+                let is_its_own = first.is_some_and(|first| first.delays.others_acked(acked));
+                let Some(error) = error.filter(|_| is_its_own) else {
+                    self.make_ready(id);
+                    return true;
                 };
-                if error.kind().disposition() == Disposition::Retry {
-                    if !first.delays.one_more(self.acked) {
-                        let wait = first.delays.wait();
-                        self.wait(id, now + after.map_or(wait, |after| after.max(wait)));
-                        return;
-                    }
-                    error = error.with_kind(Kind::TopicRefused);
-                    // Each attempt counts, also those that nobody was told of.
-                    first.refused = first.refused.max(first.delays.count - 1);
-                }
-                first.refused += 1;
-                error.attempts = first.refused;
-                error.retry_after = after;
-                lane.state = State::Held;
-                self.held.insert(first.ticket, id);
-                self.deliveries.push(Delivery::Refused(first.ticket, error));
+                self.refused(id, error, None, now);
             }
         }
+        false
+    }
+
+    /// The first record of this lane is refused, or waits where the bus cannot take it now.
+    fn refused(&mut self, id: LaneId, mut error: Error, after: Option<Duration>, now: Instant) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        let Some(first) = lane.queue.front_mut() else {
+            return;
+        };
+        if error.kind().disposition() == Disposition::Retry {
+            if !first.delays.one_more(self.acked) {
+                let wait = first.delays.wait();
+                self.wait(id, now + after.map_or(wait, |after| after.max(wait)));
+                return;
+            }
+            error = error.with_kind(Kind::TopicRefused);
+            // Each attempt counts, also those that nobody was told of.
+            first.refused = first.refused.max(first.delays.count - 1);
+        }
+        first.refused += 1;
+        error.attempts = first.refused;
+        error.retry_after = after;
+        lane.state = State::Held;
+        self.held.insert(first.ticket, id);
+        self.deliveries.push(Delivery::Refused(first.ticket, error));
     }
 
     /// All connections are lost: each record on its way is sent again, and earlier attempts no
@@ -329,11 +351,6 @@ impl Lanes {
     /// Whether [`Lanes::take_deliveries`] has anything to give.
     pub fn has_deliveries(&self) -> bool {
         !self.deliveries.is_empty()
-    }
-
-    /// How many records were acked.
-    pub fn acked_count(&self) -> u64 {
-        self.acked
     }
 
     /// The oldest record that is not acked.
@@ -520,6 +537,32 @@ mod tests {
         assert_eq!(error.kind(), Kind::TopicRefused);
     }
 
+    #[test]
+    fn a_record_that_ends_its_connection_is_refused_and_an_outage_refuses_none() {
+        let mut now = Instant::now();
+        for takes_others in [false, true] {
+            let mut lanes = Lanes::new(8, 8);
+            lanes.enqueue(&record(Some(b"a")), Ticket(0)).unwrap();
+            for attempt in 0..=DELAYS_MAX {
+                now += WAIT_MAX;
+                let sent = lanes.next(now).unwrap();
+                let lost = Outcome::Unknown(Some(Error::new(Kind::BusUnreachable, "no")));
+                let is_of_the_bus = lanes.ended(sent.id, lost, now);
+                assert_eq!(is_of_the_bus, !takes_others || attempt == 0);
+                let is_refused = takes_others && attempt == DELAYS_MAX;
+                assert_eq!(lanes.has_deliveries(), is_refused, "{attempt}");
+                if takes_others && attempt == 0 {
+                    lanes.enqueue(&record(Some(b"b")), Ticket(1)).unwrap();
+                    lanes.next(now).unwrap();
+                    let other = lanes.next(now).unwrap();
+                    lanes.ended(other.id, Outcome::Acked, now);
+                    deliveries(&mut lanes);
+                    lanes.all_unknown();
+                }
+            }
+        }
+    }
+
     /// Steps of the bus and of the relay.
     #[derive(Debug, Clone, Copy)]
     enum Step {
@@ -606,7 +649,7 @@ mod tests {
                 0 => refused(Kind::BusUnreachable),
                 1 => refused(Kind::TopicRefused),
                 2 => refused(Kind::Record),
-                3 => Outcome::Unknown,
+                3 => Outcome::Unknown(Some(Error::new(Kind::BusUnreachable, "no"))),
                 _ => Outcome::Acked,
             };
             // Of an unknown record half are there.

@@ -157,7 +157,7 @@ impl LaneBus for Nats {
         let topic = record.topic.as_str();
         let (headers, has_id) = match self.messages.headers(record) {
             Ok(headers) => headers,
-            Err(error) => return Answer::Refused { error, after: None },
+            Err(error) => return Answer::Unfit(error),
         };
         let value = Bytes::copy_from_slice(record.value.as_deref().unwrap_or_default());
         let limit = self.config.ack_timeout;
@@ -172,7 +172,7 @@ impl LaneBus for Nats {
                 Said::Refused(error) => refused(error),
             },
             Reply::Denied(said) => refused(answer::denied(topic, &said)),
-            Reply::TooLarge(reason) => refused(answer::too_large(topic, &reason)),
+            Reply::TooLarge(reason) => Answer::Unfit(answer::too_large(topic, &reason)),
             // Whether the record is stored is unknown. It comes again with the same id.
             Reply::Silent => match self.ping(&session).await {
                 Ok(()) => self.not_acked(&session, topic, answer::silent(topic)).await,

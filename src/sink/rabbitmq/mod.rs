@@ -125,7 +125,7 @@ impl LaneBus for Rabbitmq {
         });
         let message = match checked {
             Ok(message) => message,
-            Err(error) => return refused(error),
+            Err(error) => return Answer::Unfit(error),
         };
         let body = record.value.as_deref().unwrap_or_default();
         let limit = self.dialer.config.ack_timeout;

@@ -62,7 +62,8 @@ pub(super) fn said(phase: Phase, reply: &Reply) -> Said {
     match (phase, reply.code) {
         (Phase::Data, 354) => Said::Yes,
         (Phase::Mail { .. } | Phase::Recipient { .. } | Phase::End, 200..=299) => Said::Yes,
-        (Phase::Mail { .. } | Phase::Recipient { .. } | Phase::Data, 421) => Said::Closing,
+        // Also said to a client that came back late. Later it is about this mail.
+        (Phase::Mail { .. }, 421) => Said::Closing,
         (Phase::Recipient { wait }, 400..=499) => Said::Refused {
             // Of no topic: other recipients may be taken.
             error: error(Kind::TopicRefused).remedy(WAITS),
@@ -168,7 +169,9 @@ mod tests {
                 &[0, 100, 334, 354, 650, 999],
                 "nonsense",
             ),
-            (&[MAIL, CONSTANT, RECIPIENT, Phase::Data], &[421], "closing"),
+            (&[MAIL, CONSTANT], &[421], "closing"),
+            (&[RECIPIENT], &[421], "topic_refused"),
+            (&[Phase::Data], &[421], "bus_unreachable"),
             (&[Phase::End], &[421, 450, 451, 452], "bus_unreachable"),
             (
                 &[MAIL, CONSTANT, Phase::Data],

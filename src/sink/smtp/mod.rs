@@ -78,7 +78,7 @@ impl LaneBus for Smtp {
     async fn send(&self, record: &OwnedRecord) -> Answer {
         let mail = match record.with_record(|record| self.mails.mail(record)) {
             Ok(mail) => mail,
-            Err(error) => return Answer::Refused { error, after: None },
+            Err(error) => return Answer::Unfit(error),
         };
         loop {
             let mut taken = match self.pool.take(&self.config, &self.tls).await {

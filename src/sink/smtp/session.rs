@@ -204,7 +204,7 @@ impl Session {
     async fn transfer(&mut self, mail: &Mail, config: &SmtpConfig) -> Result<Sent, NoReply> {
         if let Some(error) = self.not_taken(mail) {
             self.is_alive = true;
-            return Ok(Sent::Answer(Answer::Refused { error, after: None }));
+            return Ok(Sent::Answer(Answer::Unfit(error)));
         }
         if self.has_rest && !self.answers().await {
             return Ok(Sent::Not("the server closed the connection".to_owned()));
@@ -373,7 +373,9 @@ async fn log_in<S: AsyncRead + AsyncWrite + Unpin>(
                       where it asks for no password";
         return Err(not_offered("AUTH with PLAIN or LOGIN", remedy).into());
     };
-    welcomed(reply).map(drop)
+    // Some servers repeat the command that they refuse.
+    let lines = Vec::new();
+    welcomed(Reply { lines, ..reply }).map(drop)
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ impl LaneBus for Webhook {
         let body = record.value.clone().unwrap_or_default();
         let request = match record.with_record(|record| self.request(record, seconds, body)) {
             Ok(request) => request,
-            Err(error) => return Answer::Refused { error, after: None },
+            Err(error) => return Answer::Unfit(error),
         };
         let answered = async {
             match self.client.request(request).await {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Mails;
 use super::campaign::{self, Event, assert_in_order};
-use crate::support::relay::EXIT;
+use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::{Postfix, Postgres};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
@@ -193,7 +193,7 @@ fn the_mails_of_a_team_are_sent_marked_and_sent_again() {
         .variable("WALRELAY_SMTP_PORT", &postfix.port.to_string())
         .variable("WALRELAY_SMTP_TLS", "off")
         .variable("WALRELAY_SMTP_RECIPIENT_WAIT", "200ms")
-        .variable("WALRELAY_DELIVERY_RETRY_BASE", "200ms");
+        .variable("WALRELAY_DELIVERY_RETRY_BASE", "1s");
     let mut relay = run.start();
     relay.wait_ready();
     let sql = world.sql();
@@ -233,6 +233,14 @@ fn the_mails_of_a_team_are_sent_marked_and_sent_again() {
         "{failed}"
     );
     let of = || says("later@example.org");
+    eventually("it waits", ARRIVAL, of, |says| says.starts_with("SENDING"));
+    // A mail that waits holds up no other, nor its state.
+    insert("bob@example.org");
+    let of = || says("bob@example.org");
+    eventually("it is sent", ARRIVAL, of, |says| says == "SENT 0 t");
+    let of = || says("later@example.org");
+    let waiting = of();
+    assert!(waiting.starts_with("SENDING"), "{waiting}");
     eventually("it fails", ARRIVAL, of, |says| says.starts_with("FAILED"));
     let failed = says("later@example.org");
     assert!(
@@ -241,7 +249,20 @@ fn the_mails_of_a_team_are_sent_marked_and_sent_again() {
     );
     let refused = postfix.log().matches("reject: RCPT").count();
     assert_eq!(refused, 6, "1 and 5 attempts");
-    // The page's own statements: the address is corrected, and the mail is sent again.
+    // The page's own statements: the mail is given up, its address corrected, and it is sent again.
+    RelayCommand::new("parked")
+        .flag("drop")
+        .option("--database-url", &world.database_url)
+        .option("--slot", &world.name)
+        .option("--class", "rejected")
+        .flag("--yes")
+        .succeed();
+    eventually(
+        "one is left",
+        ARRIVAL,
+        || world.number_parked(),
+        |number| *number == 1,
+    );
     sql.run(
         "update email_outbox set recipient_email = 'eve@example.org' where recipient_email like
          'unknown%'",

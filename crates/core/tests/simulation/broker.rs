@@ -199,7 +199,8 @@ impl Broker {
         }
         let attempt = bus.take_one(random)?;
         if random.u8(0..4) == 0 {
-            let told = bus.ended(&attempt, Outcome::Unknown);
+            let lost = Error::new(Kind::BusUnreachable, "the model loses the connection");
+            let told = bus.ended(&attempt, Outcome::Unknown(Some(lost)));
             if random.bool() {
                 self.append(&attempt);
             }
