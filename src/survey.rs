@@ -27,8 +27,9 @@ pub(crate) struct Largest {
     pub(crate) time_ms: Option<i64>,
 }
 
-/// The names of checks of the bus: whether it answers, and whether it lets us write.
+/// The names of checks of the bus: whether it answers, has what records need, and lets us write.
 pub(crate) const BUS: &str = "kafka";
+pub(crate) const TOPIC: &str = "topic";
 pub(crate) const TOPIC_RIGHTS: &str = "topic-rights";
 
 pub(crate) const OK: &str = "ok";

@@ -32,8 +32,9 @@ const POSTGRES: [(&str, &str); 6] = [
 const KAFKA: &str = "num.network.threads=3\nnum.io.threads=8\n";
 const SESSION_MS: u32 = 60_000;
 
-/// A broker, or three with all topics on each.
+/// None, a broker, or three with all topics on each.
 enum Brokers {
+    None,
     One(Kafka),
     Three(Cluster),
 }
@@ -47,12 +48,21 @@ pub(crate) struct Lab {
 
 impl Lab {
     pub(crate) fn start(replicated: bool) -> Lab {
-        let postgres = Postgres::private(15, &POSTGRES);
         let kafka = if replicated {
             Brokers::Three(Cluster::start())
         } else {
             Brokers::One(Kafka::configured(SESSION_MS, &[], KAFKA))
         };
+        Lab::with(kafka)
+    }
+
+    /// For another bus.
+    pub(crate) fn without_kafka() -> Lab {
+        Lab::with(Brokers::None)
+    }
+
+    fn with(kafka: Brokers) -> Lab {
+        let postgres = Postgres::private(15, &POSTGRES);
         postgres.sql().run(&format!("create database {DATABASE}"));
         let sql = Sql::connect(&postgres.url(DATABASE));
         Lab {
@@ -64,9 +74,14 @@ impl Lab {
 
     pub(crate) fn brokers(&self) -> &str {
         match &self.kafka {
+            Brokers::None => "",
             Brokers::One(kafka) => kafka.brokers(),
             Brokers::Three(cluster) => cluster.brokers(),
         }
+    }
+
+    fn has_kafka(&self) -> bool {
+        !matches!(self.kafka, Brokers::None)
     }
 
     /// A seat at a copy of the slot `template`, or at a slot of its own that begins now.
@@ -84,7 +99,9 @@ impl Lab {
         }
         let prefix = format!("bench{number}.");
         let topic = format!("{prefix}{KIND}");
-        topic::create(self.brokers(), &topic, PARTITIONS, &[]);
+        if self.has_kafka() {
+            topic::create(self.brokers(), &topic, PARTITIONS, &[]);
+        }
         let directory = run_directory().join(&slot);
         std::fs::create_dir(&directory).expect("a directory for a contestant");
         Seat {
@@ -106,7 +123,9 @@ impl Lab {
             || self.sql.try_run(&drop).is_ok(),
             |done| *done,
         );
-        topic::delete(self.brokers(), &seat.topic);
+        if self.has_kafka() {
+            topic::delete(self.brokers(), &seat.topic);
+        }
     }
 
     /// The process that sends the slot's changes, while somebody reads them.

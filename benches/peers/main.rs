@@ -41,6 +41,7 @@ mod load;
 mod page;
 mod plot;
 mod results;
+mod sinks;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -81,8 +82,8 @@ pub(crate) struct Asked {
     bench: bool,
 }
 
-const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll mapping growth, \
-                     and page, which only
+const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll mapping growth \
+                     sinks, and page, which only
 makes the page of what was measured before.
 
 Examples:
@@ -96,7 +97,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// A bench: its name, what it shows, and what runs it.
 type Bench = (&'static str, fn(&Asked, &mut dyn FnMut(Run)));
 
-const BENCHES: [Bench; 10] = [
+const BENCHES: [Bench; 11] = [
     ("drain", drain::long),
     ("cold", drain::cold),
     ("latency", latency::single),
@@ -107,6 +108,7 @@ const BENCHES: [Bench; 10] = [
     ("poll", drain::poll),
     ("mapping", drain::mapping),
     ("growth", growth::run),
+    ("sinks", sinks::run),
 ];
 
 impl Asked {

@@ -26,6 +26,7 @@ pub(crate) fn subject(bench: &str) -> &'static str {
         "poll" => "the same rows from the slot and from the table",
         "mapping" => "what is made of a row",
         "growth" => "cost of an event as things grow",
+        "sinks" => "a backlog into each other bus, beside a client that keeps the order of keys",
         _ => "",
     }
 }
@@ -62,6 +63,16 @@ fn columns(bench: &str) -> Vec<Column> {
             rate(),
             Ratio("events_per_s", "payload as it is", "× as it is"),
         ],
+        "sinks" => {
+            return vec![
+                rate(),
+                Ratio("events_per_s", crate::sinks::BARE, "× bare loop"),
+                Median("relay_us_per_event", "CPU µs/event", 1),
+                Median("p50_ms", "p50 ms at 200/s", 1),
+                Median("p99_ms", "p99 ms at 200/s", 1),
+                Median("peak_mib", "peak MiB", 0),
+            ];
+        }
         "growth" => vec![rate(), Ratio("events_per_s", REFERENCE, "× pg_recvlogical")],
         "latency" | "replicated" => {
             return vec![

@@ -8,10 +8,12 @@ use std::time::Duration;
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
     Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, OnLoss, PollConfig,
-    Shutdown, SinkConfig, Slot, StateConfig, StoreKind, StreamConfig, WebhookConfig, how_to_set,
+    RabbitmqConfig, Shutdown, SinkConfig, Slot, StateConfig, StoreKind, StreamConfig,
+    WebhookConfig, how_to_set,
 };
 use super::nats::nats;
 use super::otel::{self, OtelConfig, otel};
+use super::rabbitmq::rabbitmq;
 use super::sink_kind::SinkKind;
 use crate::conninfo::ConnInfo;
 use walrelay_core::config::draft::KAFKA_PROPERTIES;
@@ -21,6 +23,14 @@ use walrelay_core::config::unit::exact_duration;
 use walrelay_core::config::{DeliveryConfig, OnError, ReadTails};
 use walrelay_core::error::{Error, Errors, Kind, Result, both};
 use walrelay_core::secret::Secret;
+
+/// Keys whose values are secrets as a whole.
+const SECRETS: [&str; 4] = [
+    "otel.headers",
+    "nats.password",
+    "nats.token",
+    "rabbitmq.password",
+];
 
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is
 /// `sasl.password`.
@@ -37,6 +47,8 @@ pub struct Config {
     pub kafka: KafkaConfig,
     #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "of that sink"))]
     pub(crate) nats: NatsConfig,
+    #[cfg_attr(not(feature = "rabbitmq"), expect(dead_code, reason = "of that sink"))]
+    pub(crate) rabbitmq: RabbitmqConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -54,6 +66,8 @@ impl Config {
             SinkKind::Kafka => Some(&self.kafka.brokers),
             #[cfg(feature = "nats")]
             SinkKind::Nats => Some(self.nats.servers.as_str()),
+            #[cfg(feature = "rabbitmq")]
+            SinkKind::Rabbitmq => Some(self.rabbitmq.servers.as_str()),
             #[cfg(feature = "webhook")]
             SinkKind::Webhook => self.webhook.origin(),
             SinkKind::Stdout | SinkKind::Null => None,
@@ -226,6 +240,7 @@ impl Settings {
         }
         let kafka = errors.or_default(self.kafka(&outboxes));
         let nats = errors.or_default(nats(&self.base));
+        let rabbitmq = errors.or_default(rabbitmq(&self.base));
         let otel = errors.or_default(self.otel());
         let source = errors.result(source)?;
         let messages = outboxes
@@ -238,6 +253,7 @@ impl Settings {
             sink,
             kafka,
             nats,
+            rabbitmq,
             webhook,
             delivery,
             state,
@@ -754,9 +770,8 @@ fn warnings(
             .filter(|given| holds_password(given.text.expose()))
     };
     let keys = ["database.url", "upkeep.database"].map(|key| (key, url(key)));
-    let keys = keys
-        .into_iter()
-        .chain(["otel.headers", "nats.password", "nats.token"].map(|key| (key, base.get(key))));
+    let secrets = SECRETS.map(|key| (key, base.get(key)));
+    let keys = keys.into_iter().chain(secrets);
     let keys = keys.filter_map(|(key, given)| Some((key, given?)));
     let properties = properties
         .iter()

@@ -8,6 +8,8 @@
 //! | `layers` | flag over environment over file over default; gives a valid `Config` |
 //! | `nats` | checks of the servers of NATS and the login there |
 //! | `otel` | the collector of spans |
+//! | `rabbitmq` | checks of the servers of RabbitMQ and the login there |
+//! | `servers` | lists of servers |
 //! | `sink_kind` | the buses, and what each can do |
 //! | `written` | configuration files that walrelay writes |
 
@@ -16,6 +18,8 @@ pub(crate) mod layers;
 pub(crate) mod model;
 pub(crate) mod nats;
 pub(crate) mod otel;
+pub(crate) mod rabbitmq;
+pub(crate) mod servers;
 pub(crate) mod sink_kind;
 pub(crate) mod written;
 
@@ -24,6 +28,8 @@ pub(crate) use layers::{Config, SourceConfig};
 pub use layers::{Environment, Flags, Settings};
 #[cfg(feature = "nats")]
 pub(crate) use model::NatsConfig;
+#[cfg(feature = "rabbitmq")]
+pub(crate) use model::RabbitmqConfig;
 pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
 pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
 pub(crate) use otel::OtelConfig;

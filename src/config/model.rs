@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
 
+use crate::config::servers;
 use crate::config::sink_kind::SinkKind;
 use walrelay_core::choices;
 use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES};
@@ -38,6 +39,7 @@ pub(crate) struct Model {
     pub sink: SinkConfig,
     pub kafka: KafkaConfig,
     pub nats: NatsConfig,
+    pub rabbitmq: RabbitmqConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -283,7 +285,53 @@ pub(crate) struct NatsConfig {
 
 impl NatsConfig {
     pub(crate) fn each_server(&self) -> impl Iterator<Item = &str> {
-        self.servers.split(',').map(str::trim)
+        servers::each(&self.servers)
+    }
+}
+
+/// The servers, and what this client says to them.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct RabbitmqConfig {
+    /// The servers, separated by commas, tried in turn. Required with that sink: no server can be
+    /// guessed.
+    pub servers: String,
+    /// The virtual host. That of a new server.
+    #[default("/")]
+    pub vhost: String,
+    /// The exchange. The default exchange: a topic is the name of a queue.
+    pub exchange: String,
+    /// The user. That of a new server, which lets it in from its own machine alone.
+    #[default("guest")]
+    pub user: String,
+    /// The user's password. No default, but that of a new server for its own user.
+    #[serde(serialize_with = "text::no_default")]
+    pub password: Option<Secret>,
+    /// The file with the user's password. It is read at each connection.
+    pub password_file: String,
+    /// The authorities that may have signed the servers' certificates. Those of the system, as for
+    /// other programs.
+    pub ca_file: String,
+    /// The wait for an ack while the server takes records. Thirty seconds: longer than an election
+    /// of a queue's leader.
+    #[default(Duration::from_secs(30))]
+    #[serde(with = "Lasting::<100, 300_000>")]
+    pub ack_timeout: Duration,
+    /// A server that says nothing for twice as long is dead. Ten seconds: a frozen server is noticed
+    /// sooner than after the sixty that servers propose.
+    #[default(Duration::from_secs(10))]
+    #[serde(with = "Lasting::<SECOND_MS, HOUR_MS>")]
+    pub heartbeat: Duration,
+    /// Records on their way, each on a channel of its own. 64: more keys at once add little rate, and
+    /// a server allows 2,047 channels for a connection.
+    #[default(64)]
+    #[serde(with = "Within::<Count, 1, 2_000>")]
+    pub max_in_flight: usize,
+}
+
+impl RabbitmqConfig {
+    pub(crate) fn each_server(&self) -> impl Iterator<Item = &str> {
+        servers::each(&self.servers)
     }
 }
 
@@ -573,7 +621,7 @@ mod tests {
                 key.variable()
             );
         }
-        assert_eq!(seen.len(), 2 * 92);
+        assert_eq!(seen.len(), 2 * 102);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(
             FLAGS

@@ -2,13 +2,17 @@
 
 use super::file::Layer;
 use super::model::NatsConfig;
+use super::servers::Server;
 use walrelay_core::error::Result;
 
 /// The checked table.
 pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
     let nats = layer.model.nats.clone();
     layer.refuse_if(
-        !nats.servers.is_empty() && !nats.each_server().all(is_server),
+        !nats.servers.is_empty()
+            && !nats
+                .each_server()
+                .all(|server| Server::parse(server, &["nats", "tls"]).is_some()),
         "nats.servers",
         "has something that is no server",
         "write HOST:PORT, nats://HOST:PORT or tls://HOST:PORT, with commas between; user and \
@@ -48,24 +52,6 @@ pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
     Ok(nats)
 }
 
-/// Whether this is a host with an optional scheme and port, without user and password.
-fn is_server(text: &str) -> bool {
-    let rest = match text.split_once("://") {
-        Some(("nats" | "tls", rest)) => rest,
-        Some(_) => return false,
-        None => text,
-    };
-    let (host, port) = match rest.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-        _ => (rest, None),
-    };
-    let is_host = !host.is_empty()
-        && host
-            .chars()
-            .all(|char| char.is_ascii_alphanumeric() || "._-:[]".contains(char));
-    is_host && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,24 +89,6 @@ mod tests {
             };
             let error = of(&format!("[nats]\n{servers}{lines}")).unwrap_err();
             assert!(error.to_string().contains(cause), "{lines}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_server_has_a_host_and_no_password() {
-        for (text, fits) in [
-            ("localhost", true),
-            ("nats://a.b-c:4222", true),
-            ("tls://[::1]:4222", true),
-            ("[::1]", true),
-            ("nats://u:p@a:4222", false),
-            ("ws://a:80", false),
-            ("a:x", false),
-            ("a:0", false),
-            ("nats://", false),
-            ("a/b", false),
-        ] {
-            assert_eq!(is_server(text), fits, "{text}");
         }
     }
 }

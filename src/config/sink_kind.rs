@@ -97,6 +97,14 @@ const LOCAL: Capabilities = Capabilities {
     delivers: false,
 };
 
+/// AMQP allows more. Names that are for servers and clients are refused where records are checked.
+#[cfg(feature = "rabbitmq")]
+const ROUTING_KEYS: TopicRule = TopicRule {
+    bytes_max: 255,
+    punctuation: "._-:/",
+    refused: &[],
+};
+
 const fn local(name: &'static str) -> Bus {
     Bus {
         name,
@@ -137,6 +145,18 @@ kinds! {
         stalled: "see whether each stream has a leader and room: nats stream report",
         create_topic: "nats stream add --subjects {topic}",
         topics: TopicRule::DEFAULT,
+    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
+    ["rabbitmq"]
+    /// To RabbitMQ
+    Rabbitmq = Bus {
+        name: "RabbitMQ",
+        address: "rabbitmq.servers",
+        reach: "check that the servers run, and that rabbitmq.servers leads there from here",
+        stalled: "see whether the servers have memory and disk: rabbitmq-diagnostics \
+                  check_local_alarms; and whether each queue has a leader and room: rabbitmqctl \
+                  list_queues name state messages",
+        create_topic: "bind a queue to the exchange with the routing key {topic}",
+        topics: ROUTING_KEYS,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
     ["webhook"]
     /// To one URL, a request for each record

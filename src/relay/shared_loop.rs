@@ -274,12 +274,15 @@ impl<'a> SharedLoop<'a> {
             SharedInput::Retried(tried) => publisher.parking.retried(tried, &config.source.slot),
             SharedInput::Control(end) => return Err(end.error().clone()),
             SharedInput::Bus(connection) => {
-                let fault = match connection? {
+                let connection = connection?;
+                let answers = connection.answers();
+                let fault = match connection {
                     Connection::Up => None,
+                    Connection::Blocked(error) => Some(error),
                     Connection::Down { cause, .. } => Some(Error::new(Kind::BusUnreachable, cause)),
                     Connection::Refused(error) => Some(error),
                 };
-                telemetry.connected(Side::Bus, fault.is_none());
+                telemetry.connected(Side::Bus, answers);
                 fault.iter().for_each(|error| telemetry.failed(error));
             }
         }
@@ -634,7 +637,7 @@ impl BusWatch {
     fn new(sink: &AnySink, telemetry: &Telemetry) -> BusWatch {
         let mut connection = sink.watch_connection();
         let handle = sink.handle();
-        telemetry.connected(Side::Bus, *connection.borrow_and_update() == Connection::Up);
+        telemetry.connected(Side::Bus, connection.borrow_and_update().answers());
         BusWatch {
             connection,
             unusable: fused(async move { handle.unusable().await }),

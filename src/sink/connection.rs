@@ -151,7 +151,7 @@ impl Tracker {
                 "a connection to one server failed; {} still answers", self.bus.name);
         }
         self.state.send_if_modified(|state| {
-            if matches!(state, Connection::Up) || is_final(state) {
+            if matches!(state, Connection::Up | Connection::Blocked(_)) || is_final(state) {
                 return false;
             }
             if self.quiet {
@@ -168,7 +168,7 @@ impl Tracker {
     pub(crate) fn down(&self, cause: String) {
         self.state.send_if_modified(|state| {
             let is_news = match state {
-                Connection::Up => {
+                Connection::Up | Connection::Blocked(_) => {
                     *state = Connection::Down {
                         since: Instant::now(),
                         cause: cause.clone(),
@@ -187,6 +187,34 @@ impl Tracker {
                 tracing::debug!(error = cause, "{} does not answer", self.bus.name);
             }
             true
+        });
+    }
+
+    /// The bus asks its clients to wait, with this error, or no longer does. Only a bus that answers
+    /// does so.
+    #[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
+    pub(crate) fn blocked(&self, error: Option<Error>) {
+        self.state.send_if_modified(|state| match (&*state, error) {
+            (Connection::Up, Some(error)) => {
+                if !self.quiet {
+                    tracing::warn!(event = "bus_blocked", %error, fix = error.what_to_do(),
+                        "{} asks to wait", self.bus.name);
+                }
+                *state = Connection::Blocked(error);
+                true
+            }
+            (Connection::Blocked(_), None) => {
+                if !self.quiet {
+                    tracing::info!(
+                        event = "bus_unblocked",
+                        "{} takes records again",
+                        self.bus.name
+                    );
+                }
+                *state = Connection::Up;
+                true
+            }
+            _ => false,
         });
     }
 
@@ -293,6 +321,26 @@ mod tests {
                 cause: "second".to_owned()
             }
         );
+    }
+
+    #[test]
+    #[cfg(feature = "rabbitmq")]
+    fn only_a_bus_that_answers_blocks_us_and_its_acks_do_not_end_that() {
+        let tracker = Tracker::new(BUS, false);
+        let error = Error::new(Kind::BusUnreachable, "low on memory");
+        tracker.blocked(Some(error.clone()));
+        assert!(matches!(tracker.now(), Connection::Down { .. }));
+        tracker.up();
+        tracker.blocked(Some(error.clone()));
+        tracker.up();
+        assert_eq!(tracker.now(), Connection::Blocked(error.clone()));
+        assert!(tracker.now().answers() && !tracker.is_up());
+        tracker.blocked(None);
+        assert!(tracker.is_up());
+        tracker.blocked(Some(error));
+        tracker.down("lost".to_owned());
+        tracker.blocked(None);
+        assert!(matches!(tracker.now(), Connection::Down { .. }));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
 use crate::sink::{BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
-use crate::survey::{BUS, Seen, Survey};
+use crate::survey::{BUS, Seen, Survey, TOPIC};
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
@@ -53,9 +53,28 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
     /// Finds out whether the bus answers. Sends no record. Bounds the time by itself.
     fn probe(&self) -> impl Future<Output = Result<(), Away>> + Send;
 
+    /// Why the bus asks its clients to wait, while it does: to be woken at each change.
+    fn watch_blocked(&self) -> watch::Receiver<Option<String>> {
+        watch::channel(None).1
+    }
+
+    /// Looks for what records of these topics need there, after a probe that was answered. Creates
+    /// nothing.
+    fn places(&self, _topics: &[&str]) -> impl Future<Output = Vec<Place>> {
+        std::future::ready(Vec::new())
+    }
+
     /// Sends a record and waits for the answer. Bounds the time by itself, and sends no record
     /// twice. Where the future is dropped, nobody counts the answer any more.
     fn send(&self, record: &OwnedRecord) -> impl Future<Output = Answer> + Send;
+}
+
+/// What records need on a bus.
+#[derive(Debug)]
+pub struct Place {
+    pub name: String,
+    /// What there is, or why a record would be refused.
+    pub found: Result<&'static str>,
 }
 
 /// What a bus says to one record.
@@ -161,6 +180,7 @@ pub struct LaneSink<B> {
     pause: Duration,
     told_delay_at: Option<Instant>,
     refusal: Option<Error>,
+    blocked: watch::Receiver<Option<String>>,
     life: Arc<Life>,
 }
 
@@ -174,6 +194,7 @@ impl<B: LaneBus> LaneSink<B> {
             outstanding: AtomicUsize::new(0),
         };
         let mut sink = LaneSink {
+            blocked: bus.watch_blocked(),
             bus: Arc::new(bus),
             lanes,
             running: JoinSet::new(),
@@ -252,6 +273,7 @@ impl<B: LaneBus> LaneSink<B> {
                 // A refusal ends with an answer to a record.
                 if !matches!(self.life.tracker.now(), Connection::Refused(_)) {
                     self.life.tracker.up();
+                    self.block();
                 }
                 self.state = State::Open;
             }
@@ -324,6 +346,15 @@ impl<B: LaneBus> LaneSink<B> {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
+    fn block(&mut self) {
+        let Bus { name, stalled, .. } = B::KIND.bus();
+        let cause = self.blocked.borrow_and_update().clone();
+        self.life.tracker.blocked(cause.map(|cause| {
+            let cause = format!("{name} takes no records for now: {cause}");
+            Error::new(Kind::BusUnreachable, cause).remedy(stalled)
+        }));
+    }
+
     fn count(&self) {
         self.life
             .outstanding
@@ -392,6 +423,7 @@ impl<B: LaneBus> Sink for LaneSink<B> {
             tokio::select! {
                 Some(ended) = self.running.join_next() => self.ended(ended),
                 () = woken => {}
+                Ok(()) = self.blocked.changed() => self.block(),
                 () = life.given_up.cancelled() => {}
             }
         }
@@ -463,18 +495,30 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
     fn survey<'a>(
         &self,
         config: &'a Config,
-        _: &'a Seen,
+        seen: &'a Seen,
         survey: &'a mut Survey<'_>,
     ) -> LocalBoxFuture<'a, Option<String>> {
         Box::pin(async move {
             let Bus { name, reach, .. } = B::KIND.bus();
             let address = config.bus_address().unwrap_or_default();
             let asked = match B::new(config) {
-                Ok(bus) => bus.probe().await.map_err(|away| away.into_error(reach)),
+                Ok(bus) => {
+                    let answered = bus.probe().await;
+                    answered
+                        .map_err(|away| away.into_error(reach))
+                        .map(|()| bus)
+                }
                 Err(error) => Err(error),
             };
             match asked {
-                Ok(()) => survey.ok(BUS, address, format!("{name} answers")),
+                Ok(bus) => {
+                    survey.ok(BUS, address, format!("{name} answers"));
+                    let topics: Vec<&str> = seen.topics.keys().map(String::as_str).collect();
+                    for Place { name, found } in bus.places(&topics).await {
+                        let fits = found.as_ref().copied().unwrap_or_default();
+                        survey.judged(TOPIC, name, found.clone().map(drop), fits);
+                    }
+                }
                 Err(error) => survey.wrong(BUS, address, &error),
             }
             None

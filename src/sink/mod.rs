@@ -19,13 +19,15 @@ use crate::survey::{BUS, Seen, Survey};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
-#[cfg(any(feature = "nats", feature = "webhook"))]
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
 mod lanes;
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
+mod login;
 #[cfg(feature = "nats")]
 mod nats;
 mod null;
-#[cfg(any(feature = "nats", feature = "webhook"))]
-mod secret_file;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 mod stdout;
 #[cfg(feature = "webhook")]
 mod webhook;
@@ -329,6 +331,10 @@ macro_rules! buses {
 buses! { $
     Kafka(KafkaSink, kafka::survey::KafkaChecks),
     ["nats"] Nats(nats::NatsSink, lanes::LaneChecks::<nats::Nats>::NEW),
+    ["rabbitmq"] Rabbitmq(
+        rabbitmq::RabbitmqSink,
+        lanes::LaneChecks::<rabbitmq::Rabbitmq>::NEW
+    ),
     ["webhook"] Webhook(webhook::WebhookSink, lanes::LaneChecks::<webhook::Webhook>::NEW),
     Stdout(StdoutSink, NoChecks),
     Null(NullSink, NoChecks),
@@ -442,7 +448,7 @@ impl BusSink for AnySink {
 
 impl AnySink {
     pub(crate) fn is_up(&self) -> bool {
-        *self.watch_connection().borrow() == Connection::Up
+        self.watch_connection().borrow().answers()
     }
 }
 

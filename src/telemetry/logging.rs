@@ -58,8 +58,14 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
+    // The client of RabbitMQ logs whole messages.
+    let is_of_client = |part: &str| part.trim_start().starts_with("lapin");
+    if filter.split(',').any(is_of_client) {
+        let cause = format!("the log filter {filter:?} asks for payloads: lapin logs messages");
+        return Err(Error::new(Kind::Config, cause).remedy("leave lapin out of it"));
+    }
     // The client of NATS logs each attempt to connect. The relay says the same once.
-    EnvFilter::try_new(format!("async_nats=off,{filter}")).map_err(|error| {
+    EnvFilter::try_new(format!("async_nats=off,lapin=off,{filter}")).map_err(|error| {
         Error::new(
             Kind::Config,
             format!("the log filter {filter:?} cannot be read: {error}"),
@@ -230,6 +236,15 @@ mod tests {
             .unwrap()
             .parse::<jiff::Timestamp>()
             .unwrap();
+    }
+
+    #[test]
+    fn a_log_filter_cannot_ask_for_messages_of_a_client() {
+        for filter in ["lapin=warn", "info, lapin::returned_messages=warn"] {
+            let error = parse_filter(filter).unwrap_err();
+            assert!(error.cause().contains("payloads"), "{error}");
+        }
+        assert!(parse_filter("trace").is_ok());
     }
 
     #[test]

@@ -46,6 +46,8 @@ mod polled;
 mod position;
 mod pressure;
 mod publication;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 mod recovery;
 mod remedies;
 mod replay;

@@ -17,6 +17,8 @@ use crate::route::{OwnedRecord, Record};
 pub enum Connection {
     /// A broker answers.
     Up,
+    /// One answers, and asks all its clients to wait.
+    Blocked(Error),
     /// None does.
     Down {
         /// Since when.
@@ -27,6 +29,13 @@ pub enum Connection {
     /// A server answers and refuses us: credentials, TLS. The client goes on trying, so this can
     /// end by itself.
     Refused(Error),
+}
+
+impl Connection {
+    /// Whether the bus answers and lets us in.
+    pub fn answers(&self) -> bool {
+        matches!(self, Connection::Up | Connection::Blocked(_))
+    }
 }
 
 /// The result for one record.

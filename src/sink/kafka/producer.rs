@@ -364,7 +364,7 @@ impl Inner {
         let metadata = self.fetch_metadata(topic, timeout).map_err(|error| {
             match self.shared.tracker.now() {
                 Connection::Refused(error) => error,
-                Connection::Up | Connection::Down { .. } => {
+                Connection::Up | Connection::Blocked(_) | Connection::Down { .. } => {
                     let because = self
                         .shared
                         .tracker

@@ -15,7 +15,7 @@ use super::topic_reader::{Isolation, TopicReader};
 use super::{KafkaSink, fits_client, record_bytes};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::sink::{BusChecks, BusHandle as _, BusSink as _, ReadTopics};
-use crate::survey::{BUS, Largest, Seen, Survey, TOPIC_RIGHTS};
+use crate::survey::{BUS, Largest, Seen, Survey, TOPIC, TOPIC_RIGHTS};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OnError, ReadTails};
@@ -124,7 +124,7 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
     let read = spawn_blocking(move || Cluster::read(&kafka, broker, &names)).await;
     let cluster = match read.unwrap_or_else(|error| Err(Error::new(Kind::Bug, error))) {
         Ok(cluster) => cluster,
-        Err(error) => return survey.wrong("topic", "", &error),
+        Err(error) => return survey.wrong(TOPIC, "", &error),
     };
     survey.ok("kafka-version", "", &cluster.versions);
     for (found, (purpose, name)) in cluster.topics.iter().zip(topics) {
@@ -193,46 +193,45 @@ fn missing(
     topic: &str,
     survey: &mut Survey<'_>,
 ) {
-    const CHECK: &str = "topic";
     let error = no_topic(topic);
     match (creation, by_brokers, of) {
         (Ok(()), _, Purpose::Position) => survey.ok(
-            CHECK,
+            TOPIC,
             topic,
             "does not exist; the relay creates it at its start",
         ),
-        (Err(error), _, Purpose::Position) => survey.wrong(CHECK, topic, error),
+        (Err(error), _, Purpose::Position) => survey.wrong(TOPIC, topic, error),
         (Ok(()), Some(true), _) => survey.ok(
-            CHECK,
+            TOPIC,
             topic,
             "does not exist; the brokers create it with the first record",
         ),
         (Ok(()), None, _) => {
             survey.risk(
-                CHECK,
+                TOPIC,
                 topic,
                 &error.because("this user may not see whether the brokers create topics"),
             );
         }
         (.., Purpose::DeadLetters) => {
             let cause = SinkKind::Kafka.bus().no_dead_letters(topic);
-            survey.wrong(CHECK, topic, &error.because(cause))
+            survey.wrong(TOPIC, topic, &error.because(cause))
         }
-        (.., Purpose::Events) => survey.wrong(CHECK, topic, &error),
+        (.., Purpose::Events) => survey.wrong(TOPIC, topic, &error),
     }
 }
 
 fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
     let [partitions, replicas] = [(found.partitions, "partition"), (found.replicas, "replica")]
         .map(|(count, what)| counted(count as u64, what));
-    survey.ok("topic", name, format!("{partitions}, {replicas} each"));
+    survey.ok(TOPIC, name, format!("{partitions}, {replicas} each"));
     if found.leaderless > 0 {
         let text = format!(
             "{} of {partitions} without a leader: a broker is away, or its disk failed",
             found.leaderless
         );
         survey.wrong(
-            "topic",
+            TOPIC,
             name,
             &Error::new(Kind::BusUnreachable, text).remedy(config.sink.kind.bus().stalled),
         );
@@ -241,7 +240,7 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
         && let Err(error) =
             judge_of_position(name, found.partitions, found.cleanup_policy.as_deref())
     {
-        survey.wrong("topic", name, &error);
+        survey.wrong(TOPIC, name, &error);
     }
     if let Some(min) = found.in_sync_min.filter(|min| *min > found.replicas) {
         let text = format!(
@@ -255,7 +254,7 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
              {setting}"
         );
         survey.warning(
-            "topic",
+            TOPIC,
             name,
             text,
             Some(format!("add replicas, or: {fix}").into()),

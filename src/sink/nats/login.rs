@@ -4,9 +4,7 @@ use async_nats::ConnectOptions;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::NatsConfig;
-use crate::conninfo::RootCert;
-use crate::postgres::tls;
-use crate::sink::secret_file;
+use crate::sink::login;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
 
@@ -15,7 +13,7 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let options = ConnectOptions::new();
     if !config.credentials_file.is_empty() {
         let key = "nats.credentials_file";
-        let credentials = secret_file::read(key, &config.credentials_file)?;
+        let credentials = login::read(key, &config.credentials_file)?;
         return options.credentials(credentials.expose()).map_err(|_| {
             let cause = format!(
                 "{key}: {} has no user JWT and seed",
@@ -26,7 +24,7 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
         });
     }
     if !config.nkey_file.is_empty() {
-        let seed = secret_file::read("nats.nkey_file", &config.nkey_file)?;
+        let seed = login::read("nats.nkey_file", &config.nkey_file)?;
         return Ok(options.nkey(seed.expose().trim().to_owned()));
     }
     if let Some(token) = &config.token {
@@ -38,7 +36,7 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let password = match &config.password {
         Some(password) => password.clone(),
         None if config.password_file.is_empty() => Secret::default(),
-        None => secret_file::read("nats.password_file", &config.password_file)?,
+        None => login::read("nats.password_file", &config.password_file)?,
     };
     let password = password.expose().trim_end_matches(['\r', '\n']);
     Ok(options.user_and_password(config.user.clone(), password.to_owned()))
@@ -47,21 +45,12 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
 /// The configuration of TLS, for servers that ask for it. None where nobody does, and this system
 /// trusts no authority.
 pub(super) fn tls(config: &NatsConfig) -> Result<Option<ClientConfig>> {
-    let root = match config.ca_file.as_str() {
-        "" => RootCert::System,
-        file => RootCert::File(file.into()),
-    };
     let is_wanted = !config.ca_file.is_empty()
         || config
             .each_server()
             .any(|server| server.starts_with("tls://"));
-    match tls::of_server(root, true) {
+    match login::tls("nats", &config.ca_file, true) {
         Err(_) if !is_wanted => Ok(None),
-        tls => tls.map(Some).map_err(|error| {
-            error
-                .about("nats")
-                .with_kind(Kind::Config)
-                .or_remedy("name a file with the authority of the servers in nats.ca_file")
-        }),
+        tls => tls.map(Some),
     }
 }

@@ -38,10 +38,8 @@ use walrelay_core::secret::Secret;
 use self::answer::{failed, judge, no_connection};
 use self::signature::Signer;
 use super::lanes::{Answer, Away, LaneBus, LaneSink};
-use super::secret_file;
+use super::login;
 use crate::config::{Config, SinkKind, WebhookConfig};
-use crate::conninfo::RootCert;
-use crate::postgres::tls;
 
 /// The sink of webhooks.
 pub(super) type WebhookSink = LaneSink<Webhook>;
@@ -115,7 +113,7 @@ impl LaneBus for Webhook {
             headers.insert(AUTHORIZATION, authorization(file, &url)?);
         }
         let signer = webhook.signing_secrets_file.as_ref().map(|file| {
-            let text = secret_file::read("webhook.signing_secrets_file", file)?;
+            let text = login::read("webhook.signing_secrets_file", file)?;
             Signer::parse(text.expose()).map_err(|error| error.about(file))
         });
         let connector = connector(webhook, url.scheme_str() == Some("https"))?;
@@ -332,15 +330,8 @@ fn url_of(config: &WebhookConfig) -> Result<Uri> {
 }
 
 fn connector(config: &WebhookConfig, is_https: bool) -> Result<Connector> {
-    let root = match &config.ca_file {
-        Some(file) => RootCert::File(file.into()),
-        None => RootCert::System,
-    };
-    let tls = tls::of_server(root, is_https).map_err(|error| {
-        error
-            .about("webhook.url")
-            .remedy("install ca-certificates, or name the receiver's authority in webhook.ca_file")
-    })?;
+    let ca_file = config.ca_file.as_deref().unwrap_or_default();
+    let tls = login::tls("webhook", ca_file, is_https)?;
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -358,7 +349,7 @@ fn authorization(file: &str, url: &Uri) -> Result<HeaderValue> {
         let cause = "webhook.authorization_file is set, and webhook.url has no TLS";
         return Err(Error::new(Kind::Config, cause).remedy("write webhook.url with https://"));
     }
-    let text = secret_file::read("webhook.authorization_file", file)?;
+    let text = login::read("webhook.authorization_file", file)?;
     secret_value(text.expose().trim()).map_err(|error| error.about(file))
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 pub(crate) mod kafka;
 pub(crate) mod nats;
 pub(crate) mod postgres;
+pub(crate) mod rabbitmq;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ pub(crate) use cluster::Cluster;
 pub(crate) use kafka::Kafka;
 pub(crate) use nats::Nats;
 pub(crate) use postgres::Postgres;
+pub(crate) use rabbitmq::Rabbitmq;
 
 use super::process::tail_of;
 
