@@ -8,6 +8,8 @@ mod outages;
 mod poison;
 mod polled;
 mod pressure;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 mod stand_by;
 mod topics;
 
@@ -33,7 +35,7 @@ macro_rules! scenarios {
             poison::a_record_that_no_server_takes_stops_the_relay_or_is_skipped,
             poison::a_record_that_no_server_takes_is_parked_with_its_key_alone,
             polled::a_poller_killed_under_load_publishes_each_row_in_order,
-            polled::a_slot_dropped_under_load_loses_and_reorders_nothing,
+            polled::a_slot_dropped_under_load_loses_and_duplicates_nothing,
             pressure::a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded,
             stand_by::a_relay_killed_or_frozen_during_a_take_over_reorders_nothing,
             topics::a_topic_without_a_place_waits_until_there_is_one,
@@ -71,8 +73,8 @@ trait TestBus: Sized {
     /// What the log has of a topic without a place: the cause, and the remedy.
     const NO_PLACE: [&str; 2];
 
-    /// A server for topics with this name in theirs. None where the machine has no such server.
-    fn start(name: &str, fate: Fate) -> Option<Self>;
+    /// None where the machine has no such server.
+    fn start(fate: Fate) -> Option<Self>;
 
     /// Host and port.
     fn address(&self) -> &str;
@@ -151,7 +153,7 @@ impl<B: TestBus> Lab<B> {
 
     #[track_caller]
     fn of(world: World, fate: Fate) -> Option<Lab<B>> {
-        let bus = B::start(&world.name, fate)?;
+        let bus = B::start(fate)?;
         let mut lab = Lab { bus, world };
         for topic in lab.topics() {
             lab.bus.make(&topic);

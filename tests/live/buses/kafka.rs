@@ -16,7 +16,7 @@ impl TestBus for Brokers {
     const NAME: &str = "kafka";
     const NO_PLACE: [&str; 2] = ["the topic does not exist", "--create --topic"];
 
-    fn start(_: &str, fate: Fate) -> Option<Brokers> {
+    fn start(fate: Fate) -> Option<Brokers> {
         Some(Brokers(match fate {
             Fate::Shared => Server::Shared(Kafka::shared()),
             Fate::Killed => Server::Own(Box::new(Kafka::private())),

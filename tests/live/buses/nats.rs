@@ -23,7 +23,7 @@ impl TestBus for Streams {
     const NO_PLACE: [&str; 2] = ["no stream takes it", "nats stream add --subjects"];
 
     /// It starts in no time, so that each test has its own.
-    fn start(_: &str, _: Fate) -> Option<Streams> {
+    fn start(_: Fate) -> Option<Streams> {
         Nats::start().map(Streams)
     }
 
