@@ -14,7 +14,7 @@ pub(super) fn a_relay_killed_and_frozen_loses_and_reorders_nothing<B: TestBus>()
     let run = lab.run("");
     let mut relay = ready(&run);
     let writers = lab.world.workload(&Plan::default());
-    let kills = from_environment("WALRELAY_TEST_RESTARTS", 4);
+    let kills = from_environment("WALRELAY_TEST_RESTARTS", 3);
     for _ in 0..kills {
         lab.wait_more(chance.i64(1..200));
         relay.process.signal("STOP");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Fate, Lab, TestBus, ready};
 use crate::support::relay::{EXIT, Relay, RelayCommand};
-use crate::support::seed::generator;
+use crate::support::seed::{from_environment, generator};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::ARRIVAL;
@@ -19,9 +19,10 @@ pub(super) fn a_server_killed_absent_and_frozen_loses_and_reorders_nothing<B: Te
     let mut relay = lab.while_stored_is_ahead(|lab| outages(lab, &run, relay));
     let found = lab.all_delivered();
     eprintln!(
-        "{}: {} events, a server killed once and frozen twice, {} duplicates",
+        "{}: {} events, {} kills of the server, 2 freezes, {} duplicates",
         B::NAME,
         lab.world.committed(),
+        kills(),
         found.duplicates
     );
     lab.world.wait_confirmed(ARRIVAL);
@@ -37,22 +38,22 @@ fn outages<B: TestBus>(lab: &mut Lab<B>, run: &RelayCommand, mut relay: Relay) -
         pause: Duration::from_millis(30),
         ..Plan::default()
     });
-    lab.wait_more(chance.i64(1..200));
-    lab.bus.kill_hard();
-    let is_ready = || relay.is_ready();
-    eventually("it notices", ARRIVAL, is_ready, |ready| !ready);
-    writers.wait_for(50);
-    relay.kill_hard();
-
-    let mut relay = run.start();
-    let waits = || relay.log().contains("\"event\":\"producer_failed\"");
-    eventually("it looks for the server", ARRIVAL, waits, |waits| *waits);
-    assert!(!relay.is_ready());
-    relay.kill_hard();
-    lab.bus.run();
-    lab.assert_confirmed_is_delivered();
-
-    let mut relay = ready(run);
+    for _ in 0..kills() {
+        lab.wait_more(chance.i64(1..200));
+        lab.bus.kill_hard();
+        let is_ready = || relay.is_ready();
+        eventually("it notices", ARRIVAL, is_ready, |ready| !ready);
+        writers.wait_for(50);
+        relay.kill_hard();
+        relay = run.start();
+        let waits = || relay.log().contains("\"event\":\"producer_failed\"");
+        eventually("it looks for the server", ARRIVAL, waits, |waits| *waits);
+        assert!(!relay.is_ready());
+        relay.kill_hard();
+        lab.bus.run();
+        lab.assert_confirmed_is_delivered();
+        relay = ready(run);
+    }
     for _ in 0..2 {
         lab.wait_more(chance.i64(1..200));
         lab.bus.freeze();
@@ -64,4 +65,8 @@ fn outages<B: TestBus>(lab: &mut Lab<B>, run: &RelayCommand, mut relay: Relay) -
     relay = run.start();
     writers.stop();
     relay
+}
+
+fn kills() -> u64 {
+    from_environment("WALRELAY_TEST_BROKER_RESTARTS", 1)
 }

@@ -5,6 +5,10 @@ use crate::support::relay::EXIT;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
+/// Of a topic that will have a place soon. After its attempts an event is not tried by itself.
+const RETRIES: &str =
+    "[delivery]\nretry_attempts = 1000\nretry_base = \"200ms\"\nretry_cap = \"1s\"\n";
+
 /// Commits so many events of kind 0, and as many of kind 1, in turn.
 fn commit(world: &World, of_each: u32) {
     let kinds = [world.kind(0), world.kind(1)];
@@ -21,8 +25,7 @@ pub(super) fn a_topic_without_a_place_waits_until_there_is_one<B: TestBus>() {
     };
     let topic = lab.world.topic(1);
     lab.bus.unmake(&topic);
-    let patient = "[delivery]\nretry_attempts = 1000\nretry_base = \"200ms\"\nretry_cap = \"1s\"\n";
-    let mut relay = ready(&lab.run(patient));
+    let mut relay = ready(&lab.run(RETRIES));
     commit(&lab.world, 9);
     let told =
         |line: &str| line.contains(&topic) && B::NO_PLACE.iter().all(|words| line.contains(words));
@@ -43,8 +46,7 @@ pub(super) fn events_of_a_topic_without_a_place_are_parked_and_delivered_in_orde
         return;
     };
     let topic = lab.world.topic(1);
-    let retries = "[delivery]\nretry_attempts = 2\nretry_base = \"200ms\"\nretry_cap = \"1s\"\n";
-    let mut relay = ready(&lab.run(retries).option("--on-error", "park"));
+    let mut relay = ready(&lab.run(RETRIES).option("--on-error", "park"));
     commit(&lab.world, 3);
     lab.all_delivered();
     lab.world.wait_confirmed(ARRIVAL);
