@@ -12,6 +12,8 @@ mod pressure;
 mod rabbitmq;
 mod stand_by;
 mod topics;
+#[cfg(feature = "webhook")]
+mod webhook;
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -26,20 +28,24 @@ use crate::support::sql::Sql;
 use crate::support::wait::{Stopped, eventually};
 use crate::support::world::{ARRIVAL, World, committed};
 
-/// The scenarios. Each is a test of each bus.
+/// The scenarios. Each is a test of each bus; some need a server that can be away.
 macro_rules! scenarios {
     ($bus:ty) => {
         crate::live::buses::scenarios! { $bus:
             order::a_relay_killed_and_frozen_loses_and_reorders_nothing,
-            outages::a_server_killed_absent_and_frozen_loses_and_reorders_nothing,
             poison::a_record_that_no_server_takes_stops_the_relay_or_is_skipped,
             poison::a_record_that_no_server_takes_is_parked_with_its_key_alone,
             polled::a_poller_killed_under_load_publishes_each_row_in_order,
             polled::a_slot_dropped_under_load_loses_and_duplicates_nothing,
-            pressure::a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded,
             stand_by::a_relay_killed_or_frozen_during_a_take_over_reorders_nothing,
             topics::a_topic_without_a_place_waits_until_there_is_one,
             topics::events_of_a_topic_without_a_place_are_parked_and_delivered_in_order,
+        }
+    };
+    ($bus:ty, away) => {
+        crate::live::buses::scenarios! { $bus:
+            outages::a_server_killed_absent_and_frozen_loses_and_reorders_nothing,
+            pressure::a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded,
         }
     };
     ($bus:ty: $($scenario:ident::$test:ident,)*) => {
@@ -76,7 +82,7 @@ trait TestBus: Sized {
     /// None where the machine has no such server.
     fn start(fate: Fate) -> Option<Self>;
 
-    /// Host and port.
+    /// Host and port, by which its log is known.
     fn address(&self) -> &str;
 
     /// The lines of a configuration file that lead to it.
@@ -93,7 +99,10 @@ trait TestBus: Sized {
 
     /// What a consumer has of these topics.
     fn found(&mut self, topics: &[String]) -> Topics;
+}
 
+/// One that can be away.
+trait TestServer: TestBus {
     fn kill_hard(&mut self);
 
     /// Starts it with its files and port, and waits until it answers.

@@ -2,7 +2,7 @@
 
 use walrelay_lab::verify::Topics;
 
-use super::{Fate, Server, TestBus, scenarios};
+use super::{Fate, Server, TestBus, TestServer, scenarios};
 use crate::support::servers::Kafka;
 use crate::support::topic;
 
@@ -11,6 +11,7 @@ const PARTITIONS: i32 = 2;
 struct Brokers(Server<Kafka>);
 
 scenarios!(Brokers);
+scenarios!(Brokers, away);
 
 impl TestBus for Brokers {
     const NAME: &str = "kafka";
@@ -63,7 +64,9 @@ impl TestBus for Brokers {
         }
         found
     }
+}
 
+impl TestServer for Brokers {
     fn kill_hard(&mut self) {
         self.0.own().kill_hard();
     }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use serde_json::json;
 use walrelay_lab::verify::{Delivered, Topics, fingerprint};
 
-use super::{Fate, TestBus, scenarios};
+use super::{Fate, TestBus, TestServer, scenarios};
 use crate::support::servers::Nats;
 
 /// A server with a stream for each topic.
 struct Streams(Nats);
 
 scenarios!(Streams);
+scenarios!(Streams, away);
 
 /// The name of a stream has no dots.
 fn stream(topic: &str) -> String {
@@ -76,7 +77,9 @@ impl TestBus for Streams {
         }
         found
     }
+}
 
+impl TestServer for Streams {
     fn kill_hard(&mut self) {
         self.0.kill_hard();
     }

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use super::{Fate, Lab, TestBus, ready};
+use super::{Fate, Lab, TestServer, ready};
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::ARRIVAL;
 
-pub(super) fn a_server_killed_absent_and_frozen_loses_and_reorders_nothing<B: TestBus>() {
+pub(super) fn a_server_killed_absent_and_frozen_loses_and_reorders_nothing<B: TestServer>() {
     let Some(mut lab) = Lab::<B>::new(Fate::Killed) else {
         return;
     };
@@ -31,7 +31,7 @@ pub(super) fn a_server_killed_absent_and_frozen_loses_and_reorders_nothing<B: Te
 }
 
 /// Gives the relay that is at work at the end.
-fn outages<B: TestBus>(lab: &mut Lab<B>, run: &RelayCommand, mut relay: Relay) -> Relay {
+fn outages<B: TestServer>(lab: &mut Lab<B>, run: &RelayCommand, mut relay: Relay) -> Relay {
     let mut chance = generator(&format!("outages of {}", B::NAME));
     let writers = lab.world.workload(&Plan {
         writers: 2,

@@ -1,6 +1,6 @@
 //! P4, P5: what a server that is away does not take waits in Postgres, and not in memory.
 
-use super::{Fate, Lab, TestBus, ready};
+use super::{Fate, Lab, TestBus, TestServer, ready};
 use crate::support::relay::{EXIT, Relay};
 use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
@@ -28,7 +28,7 @@ fn wait_closed(relay: &Relay, reason: &str) {
     });
 }
 
-pub(super) fn a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded<B: TestBus>() {
+pub(super) fn a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded<B: TestServer>() {
     let Some(mut lab) = Lab::<B>::new(Fate::Frozen) else {
         return;
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use walrelay_lab::verify::{Delivered, Topics, fingerprint};
 
-use super::{Fate, Server, TestBus, scenarios};
+use super::{Fate, Server, TestBus, TestServer, scenarios};
 use crate::live::rabbitmq::client::{Client, Queue};
 use crate::support::servers::Rabbitmq;
 
@@ -17,6 +17,7 @@ struct Queues {
 }
 
 scenarios!(Queues);
+scenarios!(Queues, away);
 
 impl TestBus for Queues {
     const NAME: &str = "rabbitmq";
@@ -89,7 +90,9 @@ impl TestBus for Queues {
             }));
         found
     }
+}
 
+impl TestServer for Queues {
     fn kill_hard(&mut self) {
         self.server.own().kill_hard();
     }
