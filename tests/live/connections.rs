@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use crate::support::relay::{EXIT, RelayCommand};
-use crate::support::seed::from_environment;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::wait::{eventually, throughout};
@@ -205,30 +204,6 @@ fn the_relay_waits_for_a_broker_that_is_down() {
     assert!(down.is_some_and(has) && !log.contains("[thrd:"), "{log}");
     let _relay = world.relay();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
-}
-
-#[test]
-fn a_broker_restart_under_load_loses_and_reorders_nothing() {
-    let kafka = Kafka::private();
-    let world = World::on(Postgres::shared(), kafka.brokers());
-    let mut relay = world.relay();
-    let writers = world.workload(&Plan {
-        pause: Duration::from_millis(20),
-        ..Plan::default()
-    });
-    for _ in 0..from_environment("WALRELAY_TEST_BROKER_RESTARTS", 1) {
-        writers.wait_for(100);
-        kafka.kill_hard();
-        writers.wait_for(50);
-        kafka.start();
-    }
-    writers.stop();
-    assert!(
-        relay.process.exited().is_none(),
-        "a restart of the broker ended the relay"
-    );
-    world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bookkeeping;
+mod buses;
 mod cloudevents;
 mod cluster;
 mod column_kinds;

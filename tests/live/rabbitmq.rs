@@ -2,17 +2,16 @@
 //! still; an event that cannot be delivered holds up no other key.
 
 mod answers;
-mod client;
+pub(super) mod client;
 mod team;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, verify};
 
 use self::client::{Client, Queue};
 use crate::support::relay::{EXIT, Relay, RelayCommand};
-use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Postgres, Rabbitmq};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
@@ -139,68 +138,6 @@ fn logged(relay: &Relay, event: &str) -> String {
             .map(str::to_owned)
     };
     eventually(event, ARRIVAL, line, Option::is_some).unwrap_or_default()
-}
-
-/// P1, P2.
-#[test]
-fn kills_of_the_relay_and_the_server_lose_and_reorder_nothing() {
-    let Some(mut rabbitmq) = Rabbitmq::start() else {
-        return;
-    };
-    let mut lab = Lab::new(&rabbitmq, Queue::Quorum);
-    let mut chance = generator("kills with RabbitMQ");
-    let plan = Plan {
-        aggregates: 200,
-        pause: Duration::from_millis(8),
-        ..Plan::default()
-    };
-    let writers = lab.world.workload(&plan);
-    let run = lab.with(
-        &rabbitmq,
-        &format!("exchange = \"{EXCHANGE}\"\nack_timeout = \"2s\"\nheartbeat = \"2s\"\n"),
-    );
-    let mut relay = run.start();
-    let started = Instant::now();
-    let limit = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 10));
-    let (mut relays, mut servers, mut freezes, mut closed) = (0, 0, 0, 0);
-    while started.elapsed() < limit || relays < 3 || servers < 1 || closed < 2 {
-        writers.wait_for(chance.u64(200..600));
-        match chance.u8(..7) {
-            0 => {
-                rabbitmq.kill_hard();
-                writers.wait_for(100);
-                rabbitmq.run();
-                servers += 1;
-            }
-            1 => {
-                rabbitmq.signal("STOP");
-                writers.wait_for(200);
-                rabbitmq.signal("CONT");
-                freezes += 1;
-            }
-            2 | 3 => {
-                rabbitmq.ctl(&["close_all_connections", "tests"]);
-                closed += 1;
-            }
-            _ => {
-                relay.kill_hard();
-                relay = run.start();
-                relays += 1;
-            }
-        }
-    }
-    writers.stop();
-    let found = lab.all_delivered();
-    eprintln!(
-        "{} events; kills: {relays} of the relay, {servers} of the server; {freezes} freezes; \
-         {closed} times all connections closed; {} lost, {} out of order, {} duplicates",
-        lab.world.committed(),
-        found.lost.len(),
-        found.out_of_order.len(),
-        found.duplicates
-    );
-    lab.world.wait_confirmed(ARRIVAL);
-    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 /// P1, P2: a server that stands still for longer than the relay waits for acks.

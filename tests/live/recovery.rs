@@ -69,36 +69,6 @@ fn a_first_start_publishes_the_backlog_and_then_streams() {
 }
 
 #[test]
-fn a_slot_dropped_under_load_loses_and_duplicates_nothing() {
-    let world = World::keeping();
-    world.setup();
-    let mut relay = world.run().start();
-    streaming(&world, &mut relay);
-    let writers = world.workload(&Plan {
-        writers: 4,
-        ..Plan::default()
-    });
-    // Before anything is stored of what is published, nobody could tell what to recover.
-    world.wait_stored(&relay);
-    for round in 0..10 {
-        writers.wait_for(60);
-        world.drop_slot();
-        eventually(
-            "the slot is made anew",
-            ARRIVAL,
-            || world.walsender(),
-            |pid| *pid != 0,
-        );
-        eprintln!("round {round}");
-    }
-    writers.wait_for(60);
-    writers.stop();
-    let findings = world.assert_all_delivered();
-    assert_eq!(findings.duplicates, 0, "{}", relay.log());
-    assert_eq!(relay.terminate(EXIT), Some(0));
-}
-
-#[test]
 fn a_slot_dropped_while_no_relay_runs_loses_nothing() {
     let world = World::keeping();
     world.setup();

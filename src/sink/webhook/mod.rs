@@ -175,7 +175,13 @@ impl LaneBus for Webhook {
             }
         };
         let answer = timeout(self.timeout, answered).await;
-        answer.unwrap_or_else(|_| Answer::Away(self.no_answer()))
+        match answer.unwrap_or_else(|_| Answer::Away(self.no_answer())) {
+            Answer::Refused { error, after } => Answer::Refused {
+                error: error.about(format_args!("a record for {}", record.topic)),
+                after,
+            },
+            answer @ (Answer::Acked | Answer::Unfit(_) | Answer::Away(_)) => answer,
+        }
     }
 }
 

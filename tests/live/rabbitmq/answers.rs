@@ -100,41 +100,6 @@ fn an_unroutable_event_stops_the_relay_or_is_skipped() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
-/// P3: of a missing queue only its own records wait.
-#[test]
-fn records_of_a_missing_queue_wait_for_it_and_no_others_do() {
-    let Some(rabbitmq) = Rabbitmq::shared() else {
-        return;
-    };
-    let mut lab = Lab::bare(rabbitmq, Queue::Quorum);
-    let [missing, there] = [0, 1].map(|kind| lab.world.topic(kind));
-    lab.client.declare_queue(&there, Queue::Quorum);
-    let mut relay = ready(&lab.with(rabbitmq, ""));
-    let sql = lab.world.sql();
-    for key in 0..50 {
-        lab.world.emit_to(&sql, 1, &format!("k{key}"));
-        if key % 10 == 0 {
-            lab.world.emit_to(&sql, 0, &format!("m{key}"));
-        }
-    }
-    let line = logged(&relay, "record_refused");
-    assert!(
-        line.contains("NO_ROUTE") && line.contains(&missing),
-        "{line}"
-    );
-    let client = &mut lab.client;
-    let take = || client.read(&there, Queue::Quorum);
-    eventually("the others arrive", ARRIVAL, take, |count| *count == 50);
-    client.declare_queue(&missing, Queue::Quorum);
-    let take = || client.read(&missing, Queue::Quorum);
-    eventually("these arrive", ARRIVAL, take, |count| *count == 55);
-    lab.world.wait_confirmed(ARRIVAL);
-    let found = lab.findings();
-    found.assert_sound();
-    assert_eq!((found.lost.len(), found.duplicates), (0, 0), "{found:?}");
-    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-}
-
 /// P3.
 #[test]
 fn a_missing_exchange_is_waited_for_and_an_internal_one_takes_nothing() {

@@ -18,15 +18,15 @@ const IDLE: Duration = Duration::from_millis(300);
 
 /// A message that was in a queue.
 #[derive(Debug, Clone)]
-pub(super) struct Stored {
-    pub(super) routing_key: String,
-    pub(super) properties: BasicProperties,
-    pub(super) payload: Vec<u8>,
+pub(in crate::live) struct Stored {
+    pub(in crate::live) routing_key: String,
+    pub(in crate::live) properties: BasicProperties,
+    pub(in crate::live) payload: Vec<u8>,
 }
 
 impl Stored {
     /// A header's text; empty without such a header, or if it has no value.
-    pub(super) fn header(&self, name: &str) -> String {
+    pub(in crate::live) fn header(&self, name: &str) -> String {
         let headers = self.properties.headers().as_ref();
         let value = headers.and_then(|headers| headers.inner().get(name));
         let text = value.and_then(AMQPValue::as_long_string);
@@ -35,23 +35,23 @@ impl Stored {
 }
 
 /// One connection, and what it has read so far.
-pub(super) struct Client {
+pub(in crate::live) struct Client {
     runtime: Runtime,
     uri: String,
     connection: Option<(Connection, Channel)>,
-    pub(super) stored: Vec<Stored>,
+    pub(in crate::live) stored: Vec<Stored>,
 }
 
 /// The kind of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Queue {
+pub(in crate::live) enum Queue {
     Classic,
     Quorum,
     Stream,
 }
 
 impl Client {
-    pub(super) fn new(address: &str, vhost: &str) -> Client {
+    pub(in crate::live) fn new(address: &str, vhost: &str) -> Client {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -82,11 +82,16 @@ impl Client {
         self.runtime.block_on(run(channel))
     }
 
-    pub(super) fn declare_queue(&mut self, name: &str, kind: Queue) {
+    pub(in crate::live) fn declare_queue(&mut self, name: &str, kind: Queue) {
         self.declare_with(name, kind, &[]);
     }
 
-    pub(super) fn declare_with(&mut self, name: &str, kind: Queue, more: &[(&str, AMQPValue)]) {
+    pub(in crate::live) fn declare_with(
+        &mut self,
+        name: &str,
+        kind: Queue,
+        more: &[(&str, AMQPValue)],
+    ) {
         let text = match kind {
             Queue::Classic => "classic",
             Queue::Quorum => "quorum",
@@ -106,7 +111,20 @@ impl Client {
             .expect("a queue");
     }
 
-    pub(super) fn declare_exchange(&mut self, name: &str, internal: bool) {
+    /// The number of messages in a queue that were not read yet; 0 without the queue.
+    pub(in crate::live) fn waiting(&mut self, name: &str) -> u32 {
+        let options = QueueDeclareOptions {
+            passive: true,
+            ..QueueDeclareOptions::default()
+        };
+        let declared = self.on(async |channel| {
+            let arguments = FieldTable::default();
+            channel.queue_declare(name.into(), options, arguments).await
+        });
+        declared.map_or(0, |queue| queue.message_count())
+    }
+
+    pub(in crate::live) fn declare_exchange(&mut self, name: &str, internal: bool) {
         let options = ExchangeDeclareOptions {
             durable: true,
             internal,
@@ -121,7 +139,7 @@ impl Client {
         .expect("an exchange");
     }
 
-    pub(super) fn bind(&mut self, queue: &str, exchange: &str, key: &str) {
+    pub(in crate::live) fn bind(&mut self, queue: &str, exchange: &str, key: &str) {
         self.on(async |channel| {
             let options = QueueBindOptions::default();
             let arguments = FieldTable::default();
@@ -140,7 +158,7 @@ impl Client {
 
     /// Reads a queue until nothing comes for a while, and gives how many messages were read so far.
     /// What it reads is gone, but a stream is read from its beginning. The server may be on its way.
-    pub(super) fn read(&mut self, name: &str, kind: Queue) -> usize {
+    pub(in crate::live) fn read(&mut self, name: &str, kind: Queue) -> usize {
         let mut read = Vec::new();
         let mut arguments = FieldTable::default();
         if kind == Queue::Stream {

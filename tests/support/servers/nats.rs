@@ -239,10 +239,13 @@ impl Nats {
     /// All messages of a stream, in its order.
     #[track_caller]
     pub(crate) fn read(&self, stream: &str) -> Vec<Stored> {
+        // The consumer outlives a client by seconds, and goes on with what is published meanwhile.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let place = format!("deliver.{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let count = usize::try_from(self.count(stream)).expect("a count");
         let mut client = self.client().expect("a connection");
-        client.write("SUB deliver.here 7\r\n");
-        let consumer = json!({"stream_name": stream, "config": {"deliver_subject": "deliver.here",
+        client.write(&format!("SUB {place} 7\r\n"));
+        let consumer = json!({"stream_name": stream, "config": {"deliver_subject": place,
             "ack_policy": "none", "deliver_policy": "all", "replay_policy": "instant"}});
         client.publish(
             &format!("$JS.API.CONSUMER.CREATE.{stream}"),
