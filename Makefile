@@ -2,7 +2,7 @@
 
 # One profile and one set of features for the demo, linting and testing: librdkafka is built once, and links the libraries of
 # the system. `make build` builds these, too, into a binary that needs none of them.
-FEATURES = --no-default-features --features system,jemalloc,failpoints,debezium,nats,rabbitmq,webhook
+FEATURES = --no-default-features --features system,jemalloc,failpoints,debezium,nats,rabbitmq,smtp,webhook
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 

@@ -1,9 +1,9 @@
-//! # walrelay: a replication slot on an outbox table, into Kafka
+//! # walrelay: a replication slot on an outbox table, to a bus
 //!
 //! An application writes an event into an outbox table inside its business transaction. walrelay
 //! streams that table from a Postgres logical replication slot, decodes the inserts, and publishes
-//! them to Kafka in order per aggregate. It confirms an LSN only after all events before that LSN
-//! are delivered, and their position is stored.
+//! them to a bus, Kafka by default, in order per aggregate. It confirms an LSN only after all
+//! events before that LSN are delivered, and their position is stored.
 //!
 //! ## The flow
 //!

@@ -10,6 +10,9 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Confirmation, Connection, ConnectionProperties};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
 
@@ -20,13 +23,15 @@ use crate::load::{self, PER_TRANSACTION, Shape, Steady, TEMPLATE};
 use crate::results::Run;
 use crate::support::process::cpu_ms_of;
 use crate::support::relay::{Relay, RelayCommand};
-use crate::support::servers::Nats;
+use crate::support::servers::{Nats, Postfix, Rabbitmq};
 use crate::support::wait::until;
 use crate::table::number;
 
 /// The loop that rates are multiples of.
 pub(crate) const BARE: &str = "bare loop";
 const WALRELAY_NAME: &str = "walrelay";
+/// Of all records: a queue of RabbitMQ, a subject of NATS.
+const QUEUE: &str = "bench.order";
 const KEYS: u64 = 5_000;
 const PAYLOAD_BYTES: usize = 300;
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -47,6 +52,16 @@ const NATS: Lot = Lot {
     sink: "nats",
     rows: 200_000,
     in_flight: 256,
+};
+const RABBITMQ: Lot = Lot {
+    sink: "rabbitmq",
+    rows: 50_000,
+    in_flight: 64,
+};
+const SMTP: Lot = Lot {
+    sink: "smtp",
+    rows: 5_000,
+    in_flight: 8,
 };
 const WEBHOOK: Lot = Lot {
     sink: "webhook",
@@ -74,6 +89,30 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
             bare_nats(&address, records)
         });
     }
+    if let Some(rabbitmq) = Rabbitmq::start() {
+        let address = rabbitmq.address.clone();
+        let settings = format!(
+            "rabbitmq.servers = \"{address}\"\nrabbitmq.max_in_flight = {}\n",
+            RABBITMQ.in_flight
+        );
+        runtime().block_on(declare_queue(&address));
+        beside(asked, &RABBITMQ, &settings, found, |records| {
+            bare_rabbitmq(&address, records)
+        });
+    }
+    if let Some(postfix) = Postfix::start("") {
+        let port = postfix.port;
+        let settings = format!(
+            "smtp.host = \"127.0.0.1\"\nsmtp.port = {port}\nsmtp.tls = \"off\"\n\
+             smtp.from = \"relay@example.org\"\nsmtp.max_in_flight = {}\n\
+             route.timestamp = \"2026-01-01T00:00:00Z\"\n\
+             route.headers.To = \"all@example.org\"\n",
+            SMTP.in_flight
+        );
+        beside(asked, &SMTP, &settings, found, |records| {
+            bare_smtp(port, records)
+        });
+    }
     let url = format!("http://127.0.0.1:{}/", receiver());
     let settings = format!(
         "webhook.url = \"{url}\"\nwebhook.max_in_flight = {}\n",
@@ -82,6 +121,11 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     beside(asked, &WEBHOOK, &settings, found, |records| {
         bare_webhook(&url, records)
     });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
 }
 
 /// Rounds of walrelay and of the loop, in turns.
@@ -107,10 +151,7 @@ fn beside<F: Future<Output = ()>>(
     };
     let end = load::backlog(&lab.sql, rows, PER_TRANSACTION, shape);
     let load = format!("{}, {} rows", lot.sink, number(Some(rows as f64), 0));
-    let client = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let client = runtime();
     for round in 1..=asked.rounds {
         eprintln!("  round {round}: {BARE} at {load} ...");
         let records = Records::of(rows, lot.in_flight);
@@ -138,7 +179,7 @@ fn start(lab: &Lab, seat: &Seat, lot: &Lot, settings: &str) -> Relay {
         .option("--database-url", &lab.postgres.url(DATABASE))
         .option("--publication", &seat.publication)
         .option("--sink", lot.sink)
-        .config_file(&format!("{settings}route.topic = \"bench.order\"\n"))
+        .config_file(&format!("{settings}route.topic = \"{QUEUE}\"\n"))
         .start()
 }
 
@@ -257,13 +298,94 @@ async fn bare_nats(address: &str, workers: Vec<Records>) {
         for key in records.keys() {
             let mut headers = async_nats::HeaderMap::new();
             headers.insert("key", key);
-            let subject = "bench.bare";
+            let subject = QUEUE;
             let sent = client.request_with_headers(subject, headers, payload.clone());
             let ack = sent.await.expect("an answer");
             assert!(ack.payload.starts_with(b"{\"stream\""), "{ack:?}");
         }
     });
     join_all(work).await;
+}
+
+/// A channel for each worker, and one unconfirmed message on each, as the sink has it.
+async fn bare_rabbitmq(address: &str, workers: Vec<Records>) {
+    let uri = format!("amqp://guest:guest@{address}/%2f");
+    let connected = Connection::connect(&uri, ConnectionProperties::default()).await;
+    let connection = &connected.expect("a connection");
+    let work = workers.into_iter().map(|records| async move {
+        let channel = connection.create_channel().await.expect("a channel");
+        let confirms = channel.confirm_select(ConfirmSelectOptions::default());
+        confirms.await.expect("confirms");
+        let mandatory = BasicPublishOptions {
+            mandatory: true,
+            ..BasicPublishOptions::default()
+        };
+        for key in records.keys() {
+            let properties = BasicProperties::default()
+                .with_delivery_mode(2)
+                .with_message_id(key.into());
+            let body = records.payload.as_bytes();
+            let queue = QUEUE.into();
+            let sent = channel.basic_publish("".into(), queue, mandatory, body, properties);
+            let confirmed = sent.await.expect("it goes").await.expect("an answer");
+            assert_eq!(confirmed, Confirmation::Ack(None));
+        }
+    });
+    join_all(work).await;
+}
+
+/// Declares the queue of walrelay and of the loop.
+async fn declare_queue(address: &str) {
+    let uri = format!("amqp://guest:guest@{address}/%2f");
+    let connected = Connection::connect(&uri, ConnectionProperties::default()).await;
+    let connection = connected.expect("a connection");
+    let channel = connection.create_channel().await.expect("a channel");
+    let durable = QueueDeclareOptions {
+        durable: true,
+        ..QueueDeclareOptions::default()
+    };
+    let mut quorum = FieldTable::default();
+    let kind = AMQPValue::LongString("quorum".into());
+    quorum.insert("x-queue-type".into(), kind);
+    let declared = channel.queue_declare(QUEUE.into(), durable, quorum);
+    declared.await.expect("a queue");
+}
+
+async fn bare_smtp(port: u16, workers: Vec<Records>) {
+    let work = workers.into_iter().map(|records| async move {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await;
+        let mut stream = tokio::io::BufReader::new(stream.expect("a connection"));
+        stream.get_ref().set_nodelay(true).expect("a socket");
+        reply(&mut stream, "220").await;
+        say(&mut stream, "EHLO bench\r\n", "250").await;
+        for key in records.keys() {
+            say(&mut stream, "MAIL FROM:<relay@example.org>\r\n", "250").await;
+            say(&mut stream, "RCPT TO:<all@example.org>\r\n", "250").await;
+            say(&mut stream, "DATA\r\n", "354").await;
+            let payload = &records.payload;
+            let mail = format!("From: relay@example.org\r\nX-Key: {key}\r\n\r\n{payload}\r\n.\r\n");
+            say(&mut stream, &mail, "250").await;
+        }
+    });
+    join_all(work).await;
+}
+
+type Lines = tokio::io::BufReader<tokio::net::TcpStream>;
+
+async fn say(stream: &mut Lines, command: &str, code: &str) {
+    stream.write_all(command.as_bytes()).await.expect("it goes");
+    reply(stream, code).await;
+}
+
+async fn reply(stream: &mut Lines, code: &str) {
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await.expect("an answer");
+        assert!(line.starts_with(code), "{line:?} and not {code}");
+        if !line.starts_with(&format!("{code}-")) {
+            return;
+        }
+    }
 }
 
 async fn bare_webhook(url: &str, workers: Vec<Records>) {

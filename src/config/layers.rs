@@ -8,13 +8,14 @@ use std::time::Duration;
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
     Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, OnLoss, PollConfig,
-    RabbitmqConfig, Shutdown, SinkConfig, Slot, StateConfig, StoreKind, StreamConfig,
+    RabbitmqConfig, Shutdown, SinkConfig, Slot, SmtpConfig, StateConfig, StoreKind, StreamConfig,
     WebhookConfig, how_to_set,
 };
 use super::nats::nats;
 use super::otel::{self, OtelConfig, otel};
 use super::rabbitmq::rabbitmq;
 use super::sink_kind::SinkKind;
+use super::smtp::smtp;
 use crate::conninfo::ConnInfo;
 use walrelay_core::config::draft::KAFKA_PROPERTIES;
 use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
@@ -25,11 +26,12 @@ use walrelay_core::error::{Error, Errors, Kind, Result, both};
 use walrelay_core::secret::Secret;
 
 /// Keys whose values are secrets as a whole.
-const SECRETS: [&str; 4] = [
+pub(super) const SECRETS: [&str; 5] = [
     "otel.headers",
     "nats.password",
     "nats.token",
     "rabbitmq.password",
+    "smtp.password",
 ];
 
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is
@@ -49,6 +51,8 @@ pub struct Config {
     pub(crate) nats: NatsConfig,
     #[cfg_attr(not(feature = "rabbitmq"), expect(dead_code, reason = "of that sink"))]
     pub(crate) rabbitmq: RabbitmqConfig,
+    #[cfg_attr(not(feature = "smtp"), expect(dead_code, reason = "of that sink"))]
+    pub(crate) smtp: SmtpConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -68,6 +72,8 @@ impl Config {
             SinkKind::Nats => Some(self.nats.servers.as_str()),
             #[cfg(feature = "rabbitmq")]
             SinkKind::Rabbitmq => Some(self.rabbitmq.servers.as_str()),
+            #[cfg(feature = "smtp")]
+            SinkKind::Smtp => Some(self.smtp.host.as_str()),
             #[cfg(feature = "webhook")]
             SinkKind::Webhook => self.webhook.origin(),
             SinkKind::Stdout | SinkKind::Null => None,
@@ -241,6 +247,7 @@ impl Settings {
         let kafka = errors.or_default(self.kafka(&outboxes));
         let nats = errors.or_default(nats(&self.base));
         let rabbitmq = errors.or_default(rabbitmq(&self.base));
+        let smtp = errors.or_default(smtp(&self.base));
         let otel = errors.or_default(self.otel());
         let source = errors.result(source)?;
         let messages = outboxes
@@ -254,6 +261,7 @@ impl Settings {
             kafka,
             nats,
             rabbitmq,
+            smtp,
             webhook,
             delivery,
             state,
@@ -1255,6 +1263,33 @@ mod tests {
             shown.contains("\nstore = \"postgres\"  # default\n"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn the_effective_configuration_shows_no_secret() {
+        let is_secret = |key: &&Key| {
+            let name = key.parts().1;
+            ["password", "token", "headers"].contains(&name)
+        };
+        let secrets: Vec<&str> = KEYS
+            .iter()
+            .filter(is_secret)
+            .map(|key| &*key.path)
+            .collect();
+        assert_eq!(secrets.len(), SECRETS.len(), "{secrets:?}");
+        let mut text = "database.url = 'postgres://u:canary@h/d'\nslot.name = 'orders'\n\
+                        sink.kind = 'stdout'\n"
+            .to_owned();
+        for key in secrets {
+            assert!(SECRETS.contains(&key), "{key}");
+            if key != "nats.token" {
+                text.push_str(&format!("{key} = 'a=canary'\n"));
+            }
+        }
+        text.push_str("nats.user = 'u'\nrabbitmq.user = 'u'\nsmtp.user = 'u'\n");
+        let settings = Settings::of(&text).unwrap();
+        let shown = crate::config::written::effective(&settings, &settings.config(false).unwrap());
+        assert!(!shown.contains("canary"), "{shown}");
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | `rabbitmq` | checks of the servers of RabbitMQ and the login there |
 //! | `servers` | lists of servers |
 //! | `sink_kind` | the buses, and what each can do |
+//! | `smtp` | checks of the mail server and the login there |
 //! | `written` | configuration files that walrelay writes |
 
 pub(crate) mod file;
@@ -21,6 +22,7 @@ pub(crate) mod otel;
 pub(crate) mod rabbitmq;
 pub(crate) mod servers;
 pub(crate) mod sink_kind;
+pub(crate) mod smtp;
 pub(crate) mod written;
 
 pub use file::ConfigFile;
@@ -32,5 +34,7 @@ pub(crate) use model::NatsConfig;
 pub(crate) use model::RabbitmqConfig;
 pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
 pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
+#[cfg(feature = "smtp")]
+pub(crate) use model::{MailValue, SmtpConfig, SmtpTls};
 pub(crate) use otel::OtelConfig;
 pub use sink_kind::{Bus, SinkKind};

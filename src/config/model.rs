@@ -40,6 +40,7 @@ pub(crate) struct Model {
     pub kafka: KafkaConfig,
     pub nats: NatsConfig,
     pub rabbitmq: RabbitmqConfig,
+    pub smtp: SmtpConfig,
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -335,6 +336,91 @@ impl RabbitmqConfig {
     }
 }
 
+/// The mail server, and what mails have in common.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct SmtpConfig {
+    /// The server that takes mails for delivery. Required with that sink: no server can be guessed.
+    pub host: String,
+    /// Its port. Follows from `tls`: 587, 465 or 25.
+    #[serde(deserialize_with = "port", serialize_with = "text::no_default")]
+    pub port: Option<u16>,
+    /// How the connection is encrypted. STARTTLS: submission servers offer it.
+    pub tls: SmtpTls,
+    /// The user. None: a server may know its clients by their addresses.
+    pub user: String,
+    /// The user's password.
+    #[serde(serialize_with = "text::no_default")]
+    pub password: Option<Secret>,
+    /// The file with the user's password. It is read at each connection.
+    pub password_file: String,
+    /// The authorities that may have signed the server's certificate. Those of the system, as for
+    /// other programs.
+    pub ca_file: String,
+    /// The author of each mail. None: the header `From` of each record says it.
+    pub from: String,
+    /// Where the server reports mails that it could not deliver later. The address of the author.
+    pub envelope_from: String,
+    /// The name that this client gives itself. Its address: that is always known.
+    pub helo_name: String,
+    /// What the value of a record is. The body: headers of the record are the fields.
+    pub value: MailValue,
+    /// The wait for each answer before the end of a mail, and for each block of it. Five minutes:
+    /// RFC 5321 asks for as much.
+    #[default(Duration::from_secs(300))]
+    #[serde(with = "Lasting::<100, HOUR_MS>")]
+    pub timeout: Duration,
+    /// The wait for the answer to a whole mail. Ten minutes, as RFC 5321: a server that has taken a
+    /// mail may be slow to say so, and an early end sends it twice.
+    #[default(Duration::from_secs(600))]
+    #[serde(with = "Lasting::<100, HOUR_MS>")]
+    pub final_timeout: Duration,
+    /// The wait before a mail is sent again whose recipient the server does not take now. Five
+    /// minutes: greylisting takes as long.
+    #[default(Duration::from_secs(300))]
+    #[serde(with = "Lasting::<100, DAY_MS>")]
+    pub recipient_wait: Duration,
+    /// Connections, with one mail each. Eight: servers allow a client some tens.
+    #[default(8)]
+    #[serde(with = "Within::<Count, 1, 1_000>")]
+    pub max_in_flight: usize,
+}
+
+impl SmtpConfig {
+    #[cfg_attr(not(feature = "smtp"), expect(dead_code, reason = "of that sink"))]
+    pub(crate) fn port(&self) -> u16 {
+        self.port.unwrap_or(match self.tls {
+            SmtpTls::Starttls => 587,
+            SmtpTls::Implicit => 465,
+            SmtpTls::Off => 25,
+        })
+    }
+}
+
+fn port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    Within::<Count, 1, 65_535>::deserialize(from).map(Some)
+}
+
+choices! {
+    pub enum SmtpTls {
+        /// By the command STARTTLS; without it no mail is sent
+        #[default]
+        Starttls,
+        /// From the first byte
+        Implicit,
+        /// Not at all
+        Off,
+    }
+
+    pub enum MailValue {
+        /// The text of a mail
+        #[default]
+        Body,
+        /// A whole mail as RFC 5322 has it, with its fields
+        Message,
+    }
+}
+
 /// The receiver of webhooks.
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
@@ -621,7 +707,7 @@ mod tests {
                 key.variable()
             );
         }
-        assert_eq!(seen.len(), 2 * 102);
+        assert_eq!(seen.len(), 2 * 117);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(
             FLAGS

@@ -158,6 +158,17 @@ kinds! {
         create_topic: "bind a queue to the exchange with the routing key {topic}",
         topics: ROUTING_KEYS,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
+    ["smtp"]
+    /// To a mail server, a mail for each record
+    Smtp = Bus {
+        name: "the mail server",
+        address: "smtp.host",
+        reach: "check that the mail server runs, and that smtp.host and smtp.port lead to it from \
+                here",
+        stalled: "see the mail server's log: it answers slowly, or takes no mail",
+        create_topic: "topics mean nothing to a mail server: {topic} needs no place",
+        topics: TopicRule::DEFAULT,
+    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
     ["webhook"]
     /// To one URL, a request for each record
     Webhook = Bus {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::file::Layer;
-use super::layers::{Config, Settings, is_secret_property};
+use super::layers::{Config, SECRETS, Settings, is_secret_property};
 use super::model::{KEYS, tables};
 use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, one_line};
 use walrelay_core::config::outbox::MESSAGE_LSN;
@@ -23,6 +23,9 @@ const SHOWN_PROPERTIES: &[&str] = &[
     "ssl.certificate.location",
     "ssl.endpoint.identification.algorithm",
 ];
+
+/// Keys whose values may have a secret inside.
+const URLS: [&str; 3] = ["database.url", "upkeep.database", "webhook.url"];
 
 const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
@@ -105,11 +108,7 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
         let name = key.parts().1;
         match (key.path.as_str(), layer.get(&key.path), &key.default) {
-            (
-                "database.url" | "upkeep.database" | "otel.headers" | "webhook.url",
-                Some(given),
-                _,
-            ) => {
+            (path, Some(given), _) if SECRETS.contains(&path) || URLS.contains(&path) => {
                 line(text, format_args!("{name} = \"***\"  # {}", given.origin));
             }
             (_, Some(given), _) => {

@@ -192,7 +192,12 @@ impl Tracker {
 
     /// The bus asks its clients to wait, with this error, or no longer does. Only a bus that answers
     /// does so.
-    #[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
+    #[cfg(any(
+        feature = "nats",
+        feature = "rabbitmq",
+        feature = "smtp",
+        feature = "webhook"
+    ))]
     pub(crate) fn blocked(&self, error: Option<Error>) {
         self.state.send_if_modified(|state| match (&*state, error) {
             (Connection::Up, Some(error)) => {
@@ -324,7 +329,12 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "rabbitmq")]
+    #[cfg(any(
+        feature = "nats",
+        feature = "rabbitmq",
+        feature = "smtp",
+        feature = "webhook"
+    ))]
     fn only_a_bus_that_answers_blocks_us_and_its_acks_do_not_end_that() {
         let tracker = Tracker::new(BUS, false);
         let error = Error::new(Kind::BusUnreachable, "low on memory");

@@ -19,15 +19,27 @@ use crate::survey::{BUS, Seen, Survey};
 
 pub(crate) mod connection;
 pub(crate) mod kafka;
-#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
+#[cfg(any(
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "smtp",
+    feature = "webhook"
+))]
 mod lanes;
-#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
+#[cfg(any(
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "smtp",
+    feature = "webhook"
+))]
 mod login;
 #[cfg(feature = "nats")]
 mod nats;
 mod null;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg(feature = "smtp")]
+mod smtp;
 mod stdout;
 #[cfg(feature = "webhook")]
 mod webhook;
@@ -335,6 +347,7 @@ buses! { $
         rabbitmq::RabbitmqSink,
         lanes::LaneChecks::<rabbitmq::Rabbitmq>::NEW
     ),
+    ["smtp"] Smtp(smtp::SmtpSink, lanes::LaneChecks::<smtp::Smtp>::NEW),
     ["webhook"] Webhook(webhook::WebhookSink, lanes::LaneChecks::<webhook::Webhook>::NEW),
     Stdout(StdoutSink, NoChecks),
     Null(NullSink, NoChecks),

@@ -77,6 +77,10 @@ impl Services {
         texts(&self.0["services"][service][key])
     }
 
+    fn profile(&self, service: &str) -> Vec<String> {
+        self.list(service, "profiles")
+    }
+
     /// The file or folder of the repository that a service has at `path`.
     fn on_host(&self, service: &str, path: &str) -> PathBuf {
         let mounts = self.list(service, "volumes");
@@ -147,6 +151,35 @@ fn mounts_exist_ports_are_on_loopback_and_images_have_a_version() {
     }) {
         assert!(ports.contains(&port), "no service has port {port}");
     }
+}
+
+#[test]
+fn relays_of_other_buses_have_settings_that_fit_and_slots_of_their_own() {
+    let services = Services::read();
+    let mut slots = BTreeSet::new();
+    let of_a_bus = |name: &String| name.starts_with("relay-") && !services.profile(name).is_empty();
+    for name in services.names().into_iter().filter(of_a_bus) {
+        let variables = services.environment(&name);
+        assert_eq!(
+            services.profile(&name),
+            [variables["WALRELAY_SINK"].as_str()]
+        );
+        let words = services.list(&name, "command");
+        let check = RelayCommand::new("config").flag("check").flag("--offline");
+        let check = words
+            .iter()
+            .skip(1)
+            .fold(check, |check, word| check.flag(word));
+        variables
+            .iter()
+            .fold(check, |check, (name, value)| check.variable(name, value))
+            .succeed();
+        let slot = &variables["WALRELAY_SLOT"];
+        let setup = name.replace("relay-", "setup-");
+        assert_eq!(&services.environment(&setup)["WALRELAY_SLOT"], slot);
+        assert!(slots.insert(slot.clone()), "{slot} has two relays");
+    }
+    assert_eq!(slots.len(), 4);
 }
 
 #[test]
@@ -332,6 +365,8 @@ impl Running {
                 self.relays.values_mut().for_each(Relay::wait_ready);
             }
             ["start", service] => self.start(service),
+            // Other buses: their settings alone are checked.
+            ["--profile", _, "up", ..] => {}
             ["exec", "kafka", consumer, rest @ ..]
                 if consumer.ends_with("/kafka-console-consumer.sh") =>
             {

@@ -59,6 +59,8 @@ mod setup;
 mod shutdown;
 mod sinks;
 mod skipped;
+#[cfg(feature = "smtp")]
+mod smtp;
 mod stand_by;
 mod stopping;
 mod suggested;

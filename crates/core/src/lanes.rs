@@ -37,7 +37,7 @@ pub enum Outcome {
     ///
     /// An error that is retried without a limit is not reported: the record waits in its lane. It
     /// becomes a refusal, [`Kind::TopicRefused`], once the record waited for the fifth time and
-    /// other records were acked since the first.
+    /// other records were acked since the first. Its attempts are those of all five.
     Refused {
         /// Why.
         error: Error,
@@ -270,6 +270,8 @@ impl Lanes {
                         return;
                     }
                     error = error.with_kind(Kind::TopicRefused);
+                    // Each attempt counts, also those that nobody was told of.
+                    first.refused = first.refused.max(first.delays.count - 1);
                 }
                 first.refused += 1;
                 error.attempts = first.refused;
@@ -489,10 +491,15 @@ mod tests {
                 now += WAIT_MAX;
                 let sent = lanes.next(now).unwrap();
                 lanes.ended(sent.id, refused(Kind::BusUnreachable), now);
-                let is_refused = takes_others && delays == DELAYS_MAX;
+                let is_refused = takes_others && delays >= DELAYS_MAX;
                 assert_eq!(lanes.has_deliveries(), is_refused, "{delays}");
                 if is_refused {
-                    break;
+                    let told = deliveries(&mut lanes);
+                    let [Delivery::Refused(ticket, error)] = &told[..] else {
+                        panic!("{told:?}")
+                    };
+                    assert_eq!(error.attempts, delays, "each attempt counts");
+                    lanes.retry(*ticket, now);
                 }
                 if takes_others && delays == 1 {
                     lanes.enqueue(&record(Some(b"b")), Ticket(1)).unwrap();

@@ -6,14 +6,13 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::config::NatsConfig;
 use crate::sink::login;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::secret::Secret;
 
-/// The options with the login. Reads files.
-pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
+/// The options with the login.
+pub(super) async fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     let options = ConnectOptions::new();
     if !config.credentials_file.is_empty() {
         let key = "nats.credentials_file";
-        let credentials = login::read(key, &config.credentials_file)?;
+        let credentials = login::read(key, &config.credentials_file).await?;
         return options.credentials(credentials.expose()).map_err(|_| {
             let cause = format!(
                 "{key}: {} has no user JWT and seed",
@@ -24,7 +23,7 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
         });
     }
     if !config.nkey_file.is_empty() {
-        let seed = login::read("nats.nkey_file", &config.nkey_file)?;
+        let seed = login::read("nats.nkey_file", &config.nkey_file).await?;
         return Ok(options.nkey(seed.expose().trim().to_owned()));
     }
     if let Some(token) = &config.token {
@@ -33,13 +32,9 @@ pub(super) fn options(config: &NatsConfig) -> Result<ConnectOptions> {
     if config.user.is_empty() {
         return Ok(options);
     }
-    let password = match &config.password {
-        Some(password) => password.clone(),
-        None if config.password_file.is_empty() => Secret::default(),
-        None => login::read("nats.password_file", &config.password_file)?,
-    };
-    let password = password.expose().trim_end_matches(['\r', '\n']);
-    Ok(options.user_and_password(config.user.clone(), password.to_owned()))
+    let given = config.password.as_ref();
+    let password = login::password(given, "nats.password_file", &config.password_file).await?;
+    Ok(options.user_and_password(config.user.clone(), password.expose().to_owned()))
 }
 
 /// The configuration of TLS, for servers that ask for it. None where nobody does, and this system

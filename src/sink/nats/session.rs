@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -129,12 +129,8 @@ impl Session {
     ) -> Result<Session, Away> {
         let waiting = Arc::new(Mutex::new(Waiting::default()));
         let told = Arc::clone(&waiting);
-        let of = config.clone();
-        let options = spawn_blocking(move || login::options(&of));
-        let options = options
+        let mut options = login::options(config)
             .await
-            .map_err(|error| unreachable(&error.to_string()))?;
-        let mut options = options
             .map_err(Away::Unusable)?
             .name("walrelay")
             .connection_timeout(CONNECT_TIMEOUT)

@@ -28,7 +28,7 @@ use lapin::{
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
@@ -136,21 +136,13 @@ impl Dialer {
         Err(away.unwrap_or_else(|| Away::Unreachable("rabbitmq.servers is empty".to_owned())))
     }
 
-    /// The file is read at each connection: its contents may change.
     async fn password(&self) -> Result<Secret> {
         let config = &self.config;
-        let password = match &config.password {
-            Some(password) => return Ok(password.clone()),
-            None if config.password_file.is_empty() => return Ok(Secret::new(GUEST)),
-            None => {
-                let file = config.password_file.clone();
-                let read = move || login::read("rabbitmq.password_file", &file);
-                let read = spawn_blocking(read).await;
-                read.unwrap_or_else(|ended| Err(Error::new(Kind::Bug, ended.to_string())))?
-            }
-        };
-        let line = password.expose().trim_end_matches(['\r', '\n']);
-        Ok(Secret::new(line))
+        if config.password.is_none() && config.password_file.is_empty() {
+            return Ok(Secret::new(GUEST));
+        }
+        let given = config.password.as_ref();
+        login::password(given, "rabbitmq.password_file", &config.password_file).await
     }
 
     async fn log_in(&self, server: &str, password: &Secret) -> Result<Session, Away> {

@@ -113,7 +113,7 @@ impl LaneBus for Webhook {
             headers.insert(AUTHORIZATION, authorization(file, &url)?);
         }
         let signer = webhook.signing_secrets_file.as_ref().map(|file| {
-            let text = login::read("webhook.signing_secrets_file", file)?;
+            let text = login::read_at_start("webhook.signing_secrets_file", file)?;
             Signer::parse(text.expose()).map_err(|error| error.about(file))
         });
         let connector = connector(webhook, url.scheme_str() == Some("https"))?;
@@ -355,7 +355,7 @@ fn authorization(file: &str, url: &Uri) -> Result<HeaderValue> {
         let cause = "webhook.authorization_file is set, and webhook.url has no TLS";
         return Err(Error::new(Kind::Config, cause).remedy("write webhook.url with https://"));
     }
-    let text = login::read("webhook.authorization_file", file)?;
+    let text = login::read_at_start("webhook.authorization_file", file)?;
     secret_value(text.expose().trim()).map_err(|error| error.about(file))
 }
 

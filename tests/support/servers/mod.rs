@@ -4,6 +4,7 @@
 pub(crate) mod cluster;
 pub(crate) mod kafka;
 pub(crate) mod nats;
+pub(crate) mod postfix;
 pub(crate) mod postgres;
 pub(crate) mod rabbitmq;
 
@@ -14,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) use cluster::Cluster;
 pub(crate) use kafka::Kafka;
 pub(crate) use nats::Nats;
+pub(crate) use postfix::Postfix;
 pub(crate) use postgres::Postgres;
 pub(crate) use rabbitmq::Rabbitmq;
 

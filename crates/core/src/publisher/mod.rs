@@ -1093,10 +1093,12 @@ impl<S: Sink> Publisher<S> {
             self.quarantine.forget(&id);
             let is_retried = error.kind().disposition() == Disposition::RetryThenGiveUp;
             parked.retry_in_ms = error.retry_after.filter(|_| is_retried).map(millis);
-            let why = Some(Failure {
-                attempts: 1,
-                ..failure
-            });
+            // The attempts of a topic are none of this event.
+            let mut why = failure;
+            if !self.sink.refuses_each() {
+                why.attempts = 1;
+            }
+            let why = Some(why);
             let fix = self.setup.fix_of_given_up(&id, error);
             return record.with_record(|record| self.park(*parked, &event, record, why, fix));
         }

@@ -1,0 +1,285 @@
+//! P1, P2, P3: Postfix takes the mails, and they are read back from where it delivers them.
+
+use std::collections::BTreeMap;
+
+use super::Mails;
+use super::campaign::{self, Event, assert_in_order};
+use crate::support::relay::EXIT;
+use crate::support::servers::{Postfix, Postgres};
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+/// A field of a mail in a file.
+fn field<'a>(mail: &'a str, name: &str) -> &'a str {
+    let head = mail.split("\n\n").next().unwrap_or_default();
+    let value = head
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    value.unwrap_or_default()
+}
+
+/// The ids of mails in the order in which Postfix took them, each attempt for itself.
+fn taken(postfix: &Postfix) -> Vec<String> {
+    let log = postfix.log();
+    let ids = log
+        .lines()
+        .filter_map(|line| line.split_once(": message-id="));
+    ids.map(|(_, id)| id.trim().to_owned()).collect()
+}
+
+/// P1, P2.
+#[test]
+fn mails_reach_postfix_in_order_of_each_key_through_kills_of_both() {
+    let Some(mut postfix) = Postfix::start("") else {
+        return;
+    };
+    let world = campaign::world();
+    let command = campaign::run(&world, &postfix.port.to_string());
+    let mut relay = command.start();
+    relay.wait_ready();
+    let workload = world.workload(&Plan::default());
+    for round in 1..=6 {
+        let before = taken(&postfix).len();
+        let arrive = || taken(&postfix).len();
+        eventually("mails arrive", ARRIVAL, arrive, |taken| {
+            *taken > before + 100
+        });
+        if round % 2 == 0 {
+            postfix.kill_hard();
+            workload.wait_for(20);
+            postfix.run();
+        } else {
+            relay.kill_hard();
+            relay = command.start();
+        }
+    }
+    workload.stop();
+    world.wait_confirmed(2 * ARRIVAL);
+    let committed = usize::try_from(world.committed()).expect("a count");
+    let rows = || {
+        let mails = postfix.mails();
+        let rows: std::collections::BTreeSet<_> = mails
+            .iter()
+            .map(|mail| field(mail, "X-Row").to_owned())
+            .collect();
+        rows.len()
+    };
+    eventually("every mail is delivered", 2 * ARRIVAL, rows, |rows| {
+        *rows == committed
+    });
+    let mails = postfix.mails();
+    let mut by_id: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut copies = 0;
+    for mail in &mails {
+        let own = mail
+            .find("Message-ID: ")
+            .map_or("", |at| mail.split_at(at).1);
+        let id = field(mail, "Message-ID");
+        if let Some(before) = by_id.insert(id, own) {
+            assert_eq!(before, own, "a copy differs");
+            copies += 1;
+        }
+    }
+    let order = taken(&postfix);
+    let events = order.iter().filter_map(|id| {
+        let mail = by_id.get(id.as_str())?;
+        Some(Event {
+            row: field(mail, "X-Row"),
+            aggregate: field(mail, "X-Aggregate"),
+            version: field(mail, "X-Version").parse().expect("a version"),
+        })
+    });
+    assert_in_order(events, committed);
+    println!("{committed} mails, 3 kills of the relay and 3 of Postfix, {copies} duplicates");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: with the limits of Postfix as they are by default.
+#[test]
+fn unknown_recipients_among_many_are_parked_and_hold_up_nobody() {
+    let Some(postfix) = Postfix::start("") else {
+        return;
+    };
+    let mails = Mails::to(postfix.port, "");
+    let mut relay = mails.relay("park");
+    mails.sql().run(
+        "insert into mails (recipient) select case when n % 41 = 0 then 'unknown' || n else 'ann'
+         end || '@example.org' from generate_series(1, 1025) n",
+    );
+    let parked = || mails.world.number_parked();
+    eventually("the unknown ones", ARRIVAL, parked, |parked| *parked == 25);
+    eventually(
+        "the others",
+        ARRIVAL,
+        || postfix.count(),
+        |count| *count == 1_000,
+    );
+    mails.world.wait_confirmed(ARRIVAL);
+    let why = "select string_agg(distinct class || ' ' || split_part(error, ':', 2), ';')
+               from walrelay.parked";
+    let why = mails.sql().text(why);
+    assert!(why.starts_with("rejected  550 5.1.1"), "{why}");
+    let log = postfix.log();
+    assert!(!log.contains("too many errors"), "{log}");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3: this Postfix takes LF for the end of a line.
+#[test]
+fn a_body_makes_no_second_mail_in_postfix() {
+    let Some(postfix) = Postfix::start("message_size_limit = 20000") else {
+        return;
+    };
+    let mails = Mails::to(postfix.port, "");
+    let mut relay = mails.relay("park");
+    let sql = mails.sql();
+    let evil = "MAIL FROM:<eve@example.org>|RCPT TO:<ann@example.org>|DATA|Subject: evil||evil|.|";
+    for end in ["\n", "\r\n", "\r"] {
+        for dot in ["\n.\n", "\r\n.\r\n", "\r.\r", "\n.\r\n", "\r\n.\n", "\r.\n"] {
+            let body = format!("text{dot}{}", evil.replace('|', end));
+            let insert = "insert into mails (recipient, payload) values ('ann@example.org', $1)
+                          returning id";
+            sql.rows(insert, &[&body]);
+        }
+    }
+    let large = "insert into mails (recipient, payload) values ('ann@example.org',
+                 repeat('x', 30000))";
+    sql.run(large);
+    eventually(
+        "one for each",
+        ARRIVAL,
+        || postfix.count(),
+        |count| *count >= 18,
+    );
+    let parked = || mails.parked();
+    eventually("but one", ARRIVAL, parked, |parked| {
+        parked == "shop too-large"
+    });
+    mails.world.wait_confirmed(ARRIVAL);
+    assert_eq!(taken(&postfix).len(), 18);
+    let subjects = postfix.mails();
+    assert!(
+        subjects
+            .iter()
+            .all(|mail| field(mail, "Subject") == "Hello"),
+        "{subjects:?}"
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P3, P13: `examples/email-outbox`: the team's own table and statements.
+#[test]
+fn the_mails_of_a_team_are_sent_marked_and_sent_again() {
+    let refuses = "smtpd_recipient_restrictions = reject_unauth_destination,\n check_recipient_access \
+                   inline:{ {later@example.org = 450 come later} }\n";
+    let Some(postfix) = Postfix::start(refuses) else {
+        return;
+    };
+    let config = include_str!("../../../examples/email-outbox/smtp.toml");
+    let is_login = |line: &&str| line.starts_with("user = ") || line.starts_with("password_file");
+    let lines = config.lines().filter(|line| !is_login(line));
+    let config: &str = &lines.map(|line| format!("{line}\n")).collect::<String>();
+    let world = World::bare(Postgres::shared(), "");
+    let schema = include_str!("../../../examples/email-outbox/schema.sql");
+    world.sql().run(&format!("drop table outbox; {schema}"));
+    world.command("setup").config_file(config).succeed();
+    let run = world
+        .command("run")
+        .option("--sink", "smtp")
+        .option("--log-format", "json")
+        .config_file(config)
+        .variable("WALRELAY_SMTP_HOST", "127.0.0.1")
+        .variable("WALRELAY_SMTP_PORT", &postfix.port.to_string())
+        .variable("WALRELAY_SMTP_TLS", "off")
+        .variable("WALRELAY_SMTP_RECIPIENT_WAIT", "200ms")
+        .variable("WALRELAY_DELIVERY_RETRY_BASE", "200ms");
+    let mut relay = run.start();
+    relay.wait_ready();
+    let sql = world.sql();
+    let memo = "6f2b0f0e-54f1-4a1c-9f43-0d2f4c1c7a01";
+    let insert = |recipient: &str| {
+        sql.run(&format!(
+            r#"insert into email_outbox (memo_id, event_type, payload, recipient_email,
+                   notification_type, idempotency_key)
+               values ('{memo}', 'memo.created',
+                   '{{"subject": "Memo Grüße Created", "body": "A\nb"}}', '{recipient}',
+                   'MEMO_CREATED', '{memo}-{recipient}')"#
+        ));
+    };
+    sql.run(&format!(
+        "insert into memos (id, memo_number_prefix, department_code, title)
+         values ('{memo}', 'HR', 'HR-01', 'Holidays')"
+    ));
+    insert("ann@example.org");
+    insert("unknown@example.org");
+    insert("later@example.org");
+    let says = |recipient: &str| {
+        sql.text(&format!(
+            "select concat_ws(' ', status, retry_count, sent_at is not null, error_message)
+             from email_outbox where recipient_email = '{recipient}'"
+        ))
+    };
+    eventually(
+        "it is sent",
+        ARRIVAL,
+        || says("ann@example.org"),
+        |says| says == "SENT 0 t",
+    );
+    let of = || says("unknown@example.org");
+    let failed = eventually("it fails", ARRIVAL, of, |says| says.starts_with("FAILED"));
+    assert!(
+        failed.starts_with("FAILED 1 f") && failed.contains("550 5.1.1"),
+        "{failed}"
+    );
+    let of = || says("later@example.org");
+    eventually("it fails", ARRIVAL, of, |says| says.starts_with("FAILED"));
+    let failed = says("later@example.org");
+    assert!(
+        failed.starts_with("FAILED 5 f") && failed.contains("450"),
+        "{failed}"
+    );
+    let refused = postfix.log().matches("reject: RCPT").count();
+    assert_eq!(refused, 6, "1 and 5 attempts");
+    // The page's own statements: the address is corrected, and the mail is sent again.
+    sql.run(
+        "update email_outbox set recipient_email = 'eve@example.org' where recipient_email like
+         'unknown%'",
+    );
+    sql.run(
+        "UPDATE email_outbox SET status = 'PENDING', retry_count = 0, error_message = NULL,
+         meta_updated_at = now() WHERE recipient_email = 'eve@example.org'",
+    );
+    eventually(
+        "it is sent",
+        ARRIVAL,
+        || says("eve@example.org"),
+        |says| says == "SENT 0 t",
+    );
+    let delivered = || {
+        let mails = postfix.mails();
+        mails
+            .into_iter()
+            .find(|mail| field(mail, "To") == "eve@example.org")
+    };
+    let mail = eventually("it is there", ARRIVAL, delivered, Option::is_some).expect("a mail");
+    assert_eq!(
+        field(&mail, "Subject"),
+        "Memo =?utf-8?b?R3LDvMOfZQ==?= Created",
+        "{mail}"
+    );
+    assert!(mail.trim_end().ends_with("\n\nA\nb"), "{mail}");
+    let key = format!("{memo}-unknown@example.org");
+    assert_eq!(field(&mail, "X-Idempotency-Key"), key);
+    // Housekeeping keeps what was not sent.
+    sql.run(
+        "update email_outbox set sent_at = now() - interval '40 days' where sent_at is not null",
+    );
+    let clean = world.command("cleanup").config_file(config);
+    clean.option("--older-than", "30d").flag("--yes").succeed();
+    assert_eq!(
+        sql.text("select string_agg(status, ' ') from email_outbox"),
+        "FAILED"
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
