@@ -257,7 +257,8 @@ fn a_server_that_refuses_this_client_halts_the_relay() {
     for (verb, reply, cause) in [
         ("GREETING", "554 go away", "554 go away"),
         ("EHLO", "250 nothing", "does not offer AUTH"),
-        ("AUTH", "535 5.7.8 no", "535 5.7.8 no"),
+        // It repeats the login, which is not shown.
+        ("AUTH", "535 AUTH PLAIN AHUAY2FuYXJ5", "this client: 535"),
         ("MAIL", "530 5.7.0 Authentication required", "530 5.7.0"),
         ("MAIL", "550 no such sender", "550 no such sender"),
         ("RCPT", "530 5.7.0 Authentication required", "530 5.7.0"),
@@ -282,7 +283,9 @@ fn a_server_that_refuses_this_client_halts_the_relay() {
         );
         let log = relay.log();
         assert!(last_words(&log).0.contains(cause), "{verb} {reply}: {log}");
-        assert!(!log.contains("canary"), "{log}");
+        for secret in ["canary", "AHUAY2FuYXJ5"] {
+            assert!(!log.contains(secret), "{log}");
+        }
         assert!(!log.contains("event_parked"), "{log}");
         assert_eq!(server.kept_count(), 0);
     }
