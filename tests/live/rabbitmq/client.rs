@@ -172,8 +172,20 @@ impl Client {
             let mut consumer = channel
                 .basic_consume(name.into(), "tests".into(), options, arguments)
                 .await?;
-            while let Ok(Some(message)) = timeout(IDLE, consumer.next()).await {
-                let message = message?;
+            let mut is_cancelled = false;
+            loop {
+                let message = match timeout(IDLE, consumer.next()).await {
+                    Ok(Some(message)) => message?,
+                    // What the server had sent before is here, too.
+                    Ok(None) => return Ok(()),
+                    Err(_) if is_cancelled => return Ok(()),
+                    Err(_) => {
+                        let options = BasicCancelOptions::default();
+                        channel.basic_cancel("tests".into(), options).await?;
+                        is_cancelled = true;
+                        continue;
+                    }
+                };
                 message.ack(BasicAckOptions::default()).await?;
                 read.push(Stored {
                     routing_key: message.routing_key.to_string(),
@@ -181,9 +193,6 @@ impl Client {
                     payload: message.data,
                 });
             }
-            // The acks have arrived before the consumer is gone.
-            let options = BasicCancelOptions::default();
-            channel.basic_cancel("tests".into(), options).await
         });
         if ended.is_err() {
             self.connection = None;
