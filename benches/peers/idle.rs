@@ -20,7 +20,7 @@ const ARRIVAL: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let lab = Lab::start(false);
-    load::steady_schema(&lab.sql);
+    load::steady_schema(&lab.sql, "");
     lab.sql
         .run("create table neighbour (id bigint generated always as identity, filling text)");
     let seconds = asked.seconds.unwrap_or(SECONDS);

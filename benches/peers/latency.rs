@@ -52,7 +52,7 @@ fn at_rates(asked: &Asked, replicated: bool, found: &mut dyn FnMut(Run)) {
         });
     }
     let lab = Lab::start(replicated);
-    load::steady_schema(&lab.sql);
+    load::steady_schema(&lab.sql, "");
     for round in 1..=asked.rounds {
         for rate in RATES {
             let load = format!("{rate}/s");

@@ -93,8 +93,8 @@ pub(crate) fn backlog(sql: &Sql, rows: u64, per_transaction: u64, shape: Shape) 
 
 /// What [`Steady`] calls: a transaction of some rows. A client keeps to aggregates of its own, so
 /// that the numbers of an aggregate grow in the order of their commits.
-pub(crate) fn steady_schema(sql: &Sql) {
-    schema(sql, "");
+pub(crate) fn steady_schema(sql: &Sql, more_columns: &str) {
+    schema(sql, more_columns);
     sql.run(
         "create sequence seq;
          create function emit(client int, rows int) returns void language sql as $$

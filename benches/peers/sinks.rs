@@ -105,7 +105,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
         let settings = format!(
             "smtp.host = \"127.0.0.1\"\nsmtp.port = {port}\nsmtp.tls = \"off\"\n\
              smtp.from = \"relay@example.org\"\nsmtp.max_in_flight = {}\n\
-             route.timestamp = \"2026-01-01T00:00:00Z\"\n\
+             route.timestamp = \"created_at\"\n\
              route.headers.To = \"all@example.org\"\n",
             SMTP.in_flight
         );
@@ -142,7 +142,8 @@ fn beside<F: Future<Output = ()>>(
         return;
     }
     let lab = Lab::without_kafka();
-    load::steady_schema(&lab.sql);
+    // Mails have a date.
+    load::steady_schema(&lab.sql, ", created_at timestamptz not null default now()");
     load::template(&lab.sql);
     let rows = lot.rows(asked);
     let shape = Shape {
