@@ -36,6 +36,8 @@ mod login;
 #[cfg(feature = "nats")]
 mod nats;
 mod null;
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+mod present;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
 #[cfg(feature = "smtp")]

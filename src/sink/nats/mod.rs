@@ -17,7 +17,6 @@ mod session;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio_rustls::rustls::ClientConfig;
 
 use answer::{Said, Taking};
@@ -28,6 +27,7 @@ use session::{Reply, Session};
 use crate::config::{Config, NatsConfig, SinkKind};
 use crate::sink::ReadTopics;
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink};
+use crate::sink::present::{Connection as _, Present};
 use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -40,36 +40,10 @@ pub struct Nats {
     config: NatsConfig,
     tls: Option<ClientConfig>,
     messages: Messages,
-    session: Mutex<Option<Arc<Session>>>,
-    /// One connects at a time.
-    connecting: tokio::sync::Mutex<()>,
+    session: Present<Session>,
 }
 
 impl Nats {
-    fn session(&self) -> Option<Arc<Session>> {
-        self.session.lock().clone()
-    }
-
-    /// Ends this session, where it is still the present one.
-    fn end(&self, session: &Arc<Session>) {
-        session.end();
-        let mut present = self.session.lock();
-        if present
-            .as_ref()
-            .is_some_and(|present| Arc::ptr_eq(present, session))
-        {
-            *present = None;
-        }
-    }
-
-    async fn ping(&self, session: &Arc<Session>) -> Result<(), Away> {
-        let answered = session.ping().await;
-        if answered.is_err() {
-            self.end(session);
-        }
-        answered
-    }
-
     /// What follows where no stream acks `topic`: a later attempt where one takes it, as during an
     /// election of its leader; otherwise `refused`.
     async fn not_acked(&self, session: &Arc<Session>, topic: &str, refused: Error) -> Answer {
@@ -89,7 +63,7 @@ impl Nats {
             // A user may be without the right to ask.
             Reply::Denied(_) | Reply::TooLarge(_) => refused,
             // The servers elect one that answers.
-            Reply::Silent => match self.ping(session).await {
+            Reply::Silent => match self.session.ping(session).await {
                 Ok(()) => later(topic, "JetStream does not answer"),
                 Err(away) => Answer::Away(away),
             },
@@ -98,7 +72,7 @@ impl Nats {
     }
 
     fn lost(&self, session: &Arc<Session>) -> Answer {
-        self.end(session);
+        self.session.end(session);
         Answer::Away(session.lost())
     }
 }
@@ -117,8 +91,7 @@ impl LaneBus for Nats {
             config: config.nats.clone(),
             tls: login::tls(&config.nats)?,
             messages: Messages::new(config)?,
-            session: Mutex::default(),
-            connecting: tokio::sync::Mutex::default(),
+            session: Present::default(),
         })
     }
 
@@ -140,18 +113,16 @@ impl LaneBus for Nats {
     }
 
     async fn probe(&self) -> Result<(), Away> {
-        let _one = self.connecting.lock().await;
-        if let Some(session) = self.session() {
-            return self.ping(&session).await;
-        }
-        let session = Arc::new(Session::connect(&self.config, self.tls.as_ref()).await?);
-        session.ping().await?;
-        *self.session.lock() = Some(session);
-        Ok(())
+        let connect = Box::pin(async {
+            let session = Session::connect(&self.config, self.tls.as_ref()).await?;
+            session.ping().await?;
+            Ok(session)
+        });
+        self.session.probe(connect).await
     }
 
     async fn send(&self, record: &OwnedRecord) -> Answer {
-        let Some(session) = self.session() else {
+        let Some(session) = self.session.get() else {
             return Answer::Away(Away::Unreachable("not connected".to_owned()));
         };
         let topic = record.topic.as_str();
@@ -174,7 +145,7 @@ impl LaneBus for Nats {
             Reply::Denied(said) => refused(answer::denied(topic, &said)),
             Reply::TooLarge(reason) => Answer::Unfit(answer::too_large(topic, &reason)),
             // Whether the record is stored is unknown. It comes again with the same id.
-            Reply::Silent => match self.ping(&session).await {
+            Reply::Silent => match self.session.ping(&session).await {
                 Ok(()) => self.not_acked(&session, topic, answer::silent(topic)).await,
                 Err(away) => Answer::Away(away),
             },

@@ -25,6 +25,7 @@ use tokio_rustls::rustls::ClientConfig;
 use super::login;
 use crate::config::NatsConfig;
 use crate::sink::lanes::Away;
+use crate::sink::present;
 use walrelay_core::error::{Error, Kind};
 
 /// For one address, from the look-up of the name to the server's greeting.
@@ -200,33 +201,6 @@ impl Session {
             .await
     }
 
-    /// Asks whether the server answers: by a message to ourselves, or by its refusal.
-    pub(super) async fn ping(&self) -> Result<(), Away> {
-        let inbox = |number: u64| format!("{}.{number}", self.inbox);
-        let Some((number, answer)) = self.open(inbox) else {
-            return Err(self.lost());
-        };
-        let reply = async {
-            match self.client.publish(inbox(number), Bytes::new()).await {
-                Ok(()) => answer.await.unwrap_or(Reply::Lost),
-                Err(_) => Reply::Lost,
-            }
-        };
-        match self.within(number, PING_TIMEOUT, reply).await {
-            Reply::Message(_) | Reply::Denied(_) => Ok(()),
-            Reply::TooLarge(_) | Reply::Lost => Err(self.lost()),
-            Reply::Silent => {
-                let limit = PING_TIMEOUT.as_secs();
-                Err(unreachable(&format!("no answer within {limit} s")))
-            }
-        }
-    }
-
-    /// Ends the session: all that wait are told.
-    pub(super) fn end(&self) {
-        self.waiting.lock().end();
-    }
-
     /// Why the session is over.
     pub(super) fn lost(&self) -> Away {
         let waiting = self.waiting.lock();
@@ -259,6 +233,34 @@ impl Session {
     ) -> Reply {
         let _forget = Forget(&self.waiting, number);
         timeout(limit, reply).await.unwrap_or(Reply::Silent)
+    }
+}
+
+impl present::Connection for Session {
+    /// By a message to ourselves, or by its refusal.
+    async fn ping(&self) -> Result<(), Away> {
+        let inbox = |number: u64| format!("{}.{number}", self.inbox);
+        let Some((number, answer)) = self.open(inbox) else {
+            return Err(self.lost());
+        };
+        let reply = async {
+            match self.client.publish(inbox(number), Bytes::new()).await {
+                Ok(()) => answer.await.unwrap_or(Reply::Lost),
+                Err(_) => Reply::Lost,
+            }
+        };
+        match self.within(number, PING_TIMEOUT, reply).await {
+            Reply::Message(_) | Reply::Denied(_) => Ok(()),
+            Reply::TooLarge(_) | Reply::Lost => Err(self.lost()),
+            Reply::Silent => {
+                let limit = PING_TIMEOUT.as_secs();
+                Err(unreachable(&format!("no answer within {limit} s")))
+            }
+        }
+    }
+
+    fn end(&self) {
+        self.waiting.lock().end();
     }
 }
 

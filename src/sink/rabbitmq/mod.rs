@@ -15,7 +15,6 @@ mod session;
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use answer::Said;
@@ -25,6 +24,7 @@ use session::{Dialer, Session, TlsConnectorOf, Unconfirmed};
 use crate::config::{Config, SinkKind};
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place};
 use crate::sink::login;
+use crate::sink::present::Present;
 use walrelay_core::error::Result;
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -36,35 +36,7 @@ pub(super) type RabbitmqSink = LaneSink<Rabbitmq>;
 pub struct Rabbitmq {
     dialer: Dialer,
     messages: Messages,
-    session: Mutex<Option<Arc<Session>>>,
-    /// One connects at a time.
-    connecting: tokio::sync::Mutex<()>,
-}
-
-impl Rabbitmq {
-    fn session(&self) -> Option<Arc<Session>> {
-        self.session.lock().clone()
-    }
-
-    /// Ends this session, where it is still the present one.
-    fn end(&self, session: &Arc<Session>) {
-        session.end();
-        let mut present = self.session.lock();
-        if present
-            .as_ref()
-            .is_some_and(|present| Arc::ptr_eq(present, session))
-        {
-            *present = None;
-        }
-    }
-
-    async fn ping(&self, session: &Arc<Session>) -> Result<(), Away> {
-        let answered = session.ping().await;
-        if answered.is_err() {
-            self.end(session);
-        }
-        answered
-    }
+    session: Present<Session>,
 }
 
 impl LaneBus for Rabbitmq {
@@ -86,8 +58,7 @@ impl LaneBus for Rabbitmq {
                 blocked: Arc::default(),
             },
             messages: Messages::new(config)?,
-            session: Mutex::default(),
-            connecting: tokio::sync::Mutex::default(),
+            session: Present::default(),
         })
     }
 
@@ -104,17 +75,11 @@ impl LaneBus for Rabbitmq {
     }
 
     async fn probe(&self) -> Result<(), Away> {
-        let _one = self.connecting.lock().await;
-        if let Some(session) = self.session() {
-            return self.ping(&session).await;
-        }
-        let session = Arc::new(self.dialer.connect().await?);
-        *self.session.lock() = Some(session);
-        Ok(())
+        self.session.probe(self.dialer.connect()).await
     }
 
     async fn send(&self, record: &OwnedRecord) -> Answer {
-        let Some(session) = self.session() else {
+        let Some(session) = self.session.get() else {
             return Answer::Away(Away::Unreachable("not connected".to_owned()));
         };
         let refused = |error| Answer::Refused { error, after: None };
@@ -133,7 +98,7 @@ impl LaneBus for Rabbitmq {
             Ok(confirmation) => answer::confirmed(&confirmation, topic),
             Err(Unconfirmed::Failed(error)) => answer::failed(&error, topic),
             // Whether its queues have the record is unknown. It comes again.
-            Err(Unconfirmed::Silent) => match self.ping(&session).await {
+            Err(Unconfirmed::Silent) => match self.session.ping(&session).await {
                 Ok(()) => Said::Later(answer::silent(topic)),
                 Err(away) => return Answer::Away(away),
             },
@@ -142,14 +107,14 @@ impl LaneBus for Rabbitmq {
             Said::Acked => Answer::Acked,
             Said::Later(error) | Said::Refused(error) => refused(error),
             Said::Lost(cause) => {
-                self.end(&session);
+                self.session.end(&session);
                 Answer::Away(Away::Unreachable(cause))
             }
         }
     }
 
     async fn places(&self, topics: &[&str]) -> Vec<Place> {
-        let Some(session) = self.session() else {
+        let Some(session) = self.session.get() else {
             return Vec::new();
         };
         let exchange = self.messages.exchange();

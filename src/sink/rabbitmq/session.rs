@@ -42,6 +42,7 @@ use crate::config::rabbitmq::SCHEMES;
 use crate::config::servers::Server;
 use crate::sink::lanes::Away;
 use crate::sink::login;
+use crate::sink::present;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::secret::Secret;
 
@@ -323,24 +324,6 @@ impl Session {
         pending().await
     }
 
-    /// Asks whether the server answers. One that blocks us does.
-    pub(super) async fn ping(&self) -> Result<(), Away> {
-        let mut blocked = self.blocked.subscribe();
-        let opened = timeout(PING_TIMEOUT, self.connection.create_channel());
-        tokio::select! {
-            biased;
-            Ok(_) = blocked.wait_for(Option::is_some) => Ok(()),
-            opened = opened => match opened {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(error)) => Err(Away::Unreachable(error.to_string())),
-                Err(_) => {
-                    let seconds = PING_TIMEOUT.as_secs();
-                    Err(Away::Unreachable(format!("no answer within {seconds} s")))
-                }
-            },
-        }
-    }
-
     /// Whether there is this exchange or, where it has no name, this queue. Declares nothing.
     pub(super) async fn has_place(&self, exchange: &ShortString, queue: &str) -> Result<()> {
         let failed = |error: lapin::Error| Error::new(Kind::TopicRefused, error);
@@ -371,9 +354,28 @@ impl Session {
             .await
             .unwrap_or_else(|_| Err(silent()))
     }
+}
 
-    /// Ends the connection: all that wait are told.
-    pub(super) fn end(&self) {
+impl present::Connection for Session {
+    /// One that blocks us answers.
+    async fn ping(&self) -> Result<(), Away> {
+        let mut blocked = self.blocked.subscribe();
+        let opened = timeout(PING_TIMEOUT, self.connection.create_channel());
+        tokio::select! {
+            biased;
+            Ok(_) = blocked.wait_for(Option::is_some) => Ok(()),
+            opened = opened => match opened {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(error)) => Err(Away::Unreachable(error.to_string())),
+                Err(_) => {
+                    let seconds = PING_TIMEOUT.as_secs();
+                    Err(Away::Unreachable(format!("no answer within {seconds} s")))
+                }
+            },
+        }
+    }
+
+    fn end(&self) {
         self.socket.end();
         self.events.abort();
     }
@@ -382,6 +384,6 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // The next session may have begun: what blocks it is not ours to change.
-        self.end();
+        present::Connection::end(self);
     }
 }
