@@ -291,14 +291,18 @@ impl Records {
     }
 }
 
+/// With the headers of walrelay, and an id by which the server drops copies.
 async fn bare_nats(address: &str, workers: Vec<Records>) {
     let client = async_nats::connect(address).await.expect("a connection");
     let client = &client;
     let work = workers.into_iter().map(|records| async move {
         let payload = bytes::Bytes::from(records.payload.clone());
-        for key in records.keys() {
+        for (number, key) in records.keys().enumerate() {
+            let id = format!("00000000-0000-0000-0000-{number:012}");
             let mut headers = async_nats::HeaderMap::new();
-            headers.insert("key", key);
+            headers.insert("id", id.as_str());
+            headers.insert("walrelay-position", format!("0/{number:X}.{number}"));
+            headers.insert("Nats-Msg-Id", format!("0/{number:X}.0 {key} {QUEUE} {id}"));
             let subject = QUEUE;
             let sent = client.request_with_headers(subject, headers, payload.clone());
             let ack = sent.await.expect("an answer");

@@ -10,6 +10,7 @@ use futures_util::future::FusedFuture as _;
 use tokio::time::Instant;
 
 use crate::postgres::sql;
+use crate::relay::drain::DRAIN_TIMEOUT;
 use crate::relay::jobs::{
     Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict,
 };
@@ -895,7 +896,15 @@ impl ReplicationLoop<'_> {
             tracing::error!(event = "halting", %error, "stopping: waiting for acks of earlier \
                                                         events");
         }
-        self.leave(self.shared.process.config.shutdown.timeout, Err(error));
+        let timeout = self.shared.process.config.shutdown.timeout;
+        // The bus refuses the client for a while already, and acks little more.
+        let acks_little = error.kind() == Kind::BusRefused;
+        let grace = if acks_little {
+            timeout.min(DRAIN_TIMEOUT)
+        } else {
+            timeout
+        };
+        self.leave(grace, Err(error));
         Ok(())
     }
 

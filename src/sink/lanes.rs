@@ -25,7 +25,8 @@ use walrelay_core::ledger::Ticket;
 use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
-/// The pause before the first probe of a bus that is away, doubled up to [`PAUSE_MAX`].
+/// A lost connection is followed by a probe at once. This is the pause before the next one, doubled
+/// up to [`PAUSE_MAX`] while no record is answered.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How long a command waits for an answer: for several servers in turn.
@@ -55,9 +56,9 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
     /// Finds out whether the bus answers. Sends no record. Bounds the time by itself.
     fn probe(&self) -> impl Future<Output = Result<(), Away>> + Send;
 
-    /// Why the bus asks its clients to wait, while it does: to be woken at each change.
-    fn watch_blocked(&self) -> watch::Receiver<Option<String>> {
-        watch::channel(None).1
+    /// What the bus says without being asked, where it says anything.
+    fn watch_server(&self) -> watch::Receiver<ServerState> {
+        watch::channel(ServerState::Ready).1
     }
 
     /// Looks for what records of these topics need there, after a probe that was answered. Creates
@@ -69,6 +70,23 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
     /// Sends a record and waits for the answer. Bounds the time by itself, and sends no record
     /// twice. Where the future is dropped, nobody counts the answer any more.
     fn send(&self, record: &OwnedRecord) -> impl Future<Output = Answer> + Send;
+}
+
+/// What a server says of itself.
+#[derive(Debug, Clone)]
+pub enum ServerState {
+    /// It takes records, as far as is known.
+    Ready,
+    /// It asks its clients to wait, for this reason.
+    Blocked(String),
+    /// The present connection ended.
+    Lost(Away),
+}
+
+impl ServerState {
+    pub(super) fn is_blocked(&self) -> bool {
+        matches!(self, ServerState::Blocked(_))
+    }
 }
 
 /// What records need on a bus.
@@ -179,7 +197,7 @@ pub struct LaneSink<B> {
     pause: Duration,
     told_delay_at: Option<Instant>,
     refusal: Option<Error>,
-    blocked: watch::Receiver<Option<String>>,
+    server: watch::Receiver<ServerState>,
     life: Arc<Life>,
 }
 
@@ -193,12 +211,12 @@ impl<B: LaneBus> LaneSink<B> {
             outstanding: AtomicUsize::new(0),
         };
         let mut sink = LaneSink {
-            blocked: bus.watch_blocked(),
+            server: bus.watch_server(),
             bus: Arc::new(bus),
             lanes,
             running: JoinSet::new(),
             state: State::Paused(Instant::now()),
-            pause: PAUSE,
+            pause: Duration::ZERO,
             told_delay_at: None,
             refusal: None,
             life: Arc::new(life),
@@ -270,9 +288,9 @@ impl<B: LaneBus> LaneSink<B> {
                 // A refusal ends with an answer to a record.
                 if !matches!(self.life.tracker.now(), Connection::Refused(_)) {
                     self.life.tracker.up();
-                    self.block();
                 }
                 self.state = State::Open;
+                self.told();
             }
             Ended::Probe(Err(away)) => self.away(&away),
             Ended::Attempt { id, answer } => self.judge(id, answer, now),
@@ -310,7 +328,7 @@ impl<B: LaneBus> LaneSink<B> {
     }
 
     fn answered(&mut self) {
-        self.pause = PAUSE;
+        self.pause = Duration::ZERO;
         self.life.tracker.up();
     }
 
@@ -333,16 +351,23 @@ impl<B: LaneBus> LaneSink<B> {
     fn away(&mut self, away: &Away) {
         self.life.told(away);
         self.state = State::Paused(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.pause = (self.pause * 2).clamp(PAUSE, PAUSE_MAX);
     }
 
-    fn block(&mut self) {
+    /// The server said something, or a probe of it was answered.
+    fn told(&mut self) {
         let Bus { name, stalled, .. } = B::KIND.bus();
-        let cause = self.blocked.borrow_and_update().clone();
-        self.life.tracker.blocked(cause.map(|cause| {
-            let cause = format!("{name} takes no records for now: {cause}");
-            Error::new(Kind::BusUnreachable, cause).remedy(stalled)
-        }));
+        let said = self.server.borrow_and_update().clone();
+        match said {
+            ServerState::Ready => self.life.tracker.blocked(None),
+            ServerState::Blocked(cause) => {
+                let cause = format!("{name} takes no records for now: {cause}");
+                let error = Error::new(Kind::BusUnreachable, cause).remedy(stalled);
+                self.life.tracker.blocked(Some(error));
+            }
+            ServerState::Lost(away) if self.state == State::Open => self.away(&away),
+            ServerState::Lost(_) => {}
+        }
     }
 
     fn count(&self) {
@@ -413,7 +438,7 @@ impl<B: LaneBus> Sink for LaneSink<B> {
             tokio::select! {
                 Some(ended) = self.running.join_next() => self.ended(ended),
                 () = woken => {}
-                Ok(()) = self.blocked.changed() => self.block(),
+                Ok(()) = self.server.changed() => self.told(),
                 () = life.given_up.cancelled() => {}
             }
         }

@@ -17,6 +17,7 @@ mod session;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
 
 use answer::{Said, Taking};
@@ -26,7 +27,7 @@ use session::{Reply, Session};
 
 use crate::config::{Config, NatsConfig, SinkKind};
 use crate::sink::ReadTopics;
-use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink};
+use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, ServerState};
 use crate::sink::present::{Connection as _, Present};
 use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
@@ -41,6 +42,8 @@ pub struct Nats {
     tls: Option<ClientConfig>,
     messages: Messages,
     session: Present<Session>,
+    /// What the present server says.
+    told: Arc<watch::Sender<ServerState>>,
 }
 
 impl Nats {
@@ -92,6 +95,7 @@ impl LaneBus for Nats {
             tls: login::tls(&config.nats)?,
             messages: Messages::new(config)?,
             session: Present::default(),
+            told: Arc::new(watch::Sender::new(ServerState::Ready)),
         })
     }
 
@@ -112,9 +116,14 @@ impl LaneBus for Nats {
         Ok(())
     }
 
+    fn watch_server(&self) -> watch::Receiver<ServerState> {
+        self.told.subscribe()
+    }
+
     async fn probe(&self) -> Result<(), Away> {
         let connect = Box::pin(async {
-            let session = Session::connect(&self.config, self.tls.as_ref()).await?;
+            let told = Arc::clone(&self.told);
+            let session = Session::connect(&self.config, self.tls.as_ref(), told).await?;
             session.ping().await?;
             Ok(session)
         });

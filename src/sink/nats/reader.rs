@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
@@ -11,6 +12,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -18,6 +20,7 @@ use super::answer::{self, Failure, Taking};
 use super::login;
 use super::session::{API, API_TIMEOUT, Reply, Session};
 use crate::config::{Bus, Config, NatsConfig, SinkKind};
+use crate::sink::lanes::ServerState;
 use crate::sink::{Extent, ReadTopics, Step, TopicRecord};
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -76,7 +79,8 @@ impl StreamReader {
         since_ms: Option<i64>,
         take: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
     ) -> Result<Extent> {
-        let connected = Session::connect(&self.config, self.tls.as_ref()).await;
+        let told = Arc::new(watch::Sender::new(ServerState::Ready));
+        let connected = Session::connect(&self.config, self.tls.as_ref(), told).await;
         let session = connected.map_err(|away| away.into_error(BUS.reach))?;
         let stream = loop {
             match stream_of(&session, topic).await? {

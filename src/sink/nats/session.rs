@@ -17,14 +17,14 @@ use async_nats::{Message, ServerAddr, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use super::login;
 use crate::config::NatsConfig;
-use crate::sink::lanes::Away;
+use crate::sink::lanes::{Away, ServerState};
 use crate::sink::present;
 use walrelay_core::error::{Error, Kind};
 
@@ -84,6 +84,15 @@ impl Waiting {
         self.open.clear();
     }
 
+    /// Why the session is over.
+    fn lost(&self) -> Away {
+        if let Some(error) = &self.unusable {
+            return Away::Unusable(error.clone());
+        }
+        let said = self.error.as_deref();
+        unreachable(said.unwrap_or("the connection was lost"))
+    }
+
     fn answered(&mut self, inbox: &str, message: Message) {
         let number = message.subject.strip_prefix(inbox);
         let number = number.and_then(|rest| rest.strip_prefix('.')?.parse().ok());
@@ -124,12 +133,14 @@ pub(super) struct Session {
 
 impl Session {
     /// Connects to one of the servers. Where this fails or is dropped, nothing is left running.
+    /// `told` gets the end of the connection.
     pub(super) async fn connect(
         config: &NatsConfig,
         tls: Option<&ClientConfig>,
+        told: Arc<watch::Sender<ServerState>>,
     ) -> Result<Session, Away> {
         let waiting = Arc::new(Mutex::new(Waiting::default()));
-        let told = Arc::clone(&waiting);
+        let of_errors = Arc::clone(&waiting);
         let mut options = login::options(config)
             .await
             .map_err(Away::Unusable)?
@@ -141,7 +152,7 @@ impl Session {
             .reconnect_delay_callback(|_| Duration::ZERO)
             .event_callback(move |event| {
                 if let Event::ServerError(error) = event {
-                    told.lock().told(&error.to_string());
+                    of_errors.lock().told(&error.to_string());
                 }
                 ready(())
             });
@@ -153,7 +164,8 @@ impl Session {
         let inbox = client.new_inbox();
         let subscribed = client.subscribe(format!("{inbox}.*")).await;
         let answers = subscribed.map_err(|error| unreachable(&error.to_string()))?;
-        let answers = tokio::spawn(read(answers, inbox.clone(), Arc::clone(&waiting)));
+        told.send_replace(ServerState::Ready);
+        let answers = tokio::spawn(read(answers, inbox.clone(), Arc::clone(&waiting), told));
         Ok(Session {
             client,
             inbox,
@@ -203,12 +215,7 @@ impl Session {
 
     /// Why the session is over.
     pub(super) fn lost(&self) -> Away {
-        let waiting = self.waiting.lock();
-        if let Some(error) = &waiting.unusable {
-            return Away::Unusable(error.clone());
-        }
-        let said = waiting.error.as_deref();
-        unreachable(said.unwrap_or("the connection was lost"))
+        self.waiting.lock().lost()
     }
 
     fn open(&self, subject: impl Fn(u64) -> String) -> Option<(u64, oneshot::Receiver<Reply>)> {
@@ -261,6 +268,8 @@ impl present::Connection for Session {
 
     fn end(&self) {
         self.waiting.lock().end();
+        // The next session may have begun, which this end says nothing of.
+        self.answers.abort();
     }
 }
 
@@ -292,11 +301,18 @@ async fn connect(config: &NatsConfig, options: ConnectOptions) -> Result<Client,
 }
 
 /// Hands out the answers until the connection ends.
-async fn read(mut answers: Subscriber, inbox: String, waiting: Arc<Mutex<Waiting>>) {
+async fn read(
+    mut answers: Subscriber,
+    inbox: String,
+    waiting: Arc<Mutex<Waiting>>,
+    told: Arc<watch::Sender<ServerState>>,
+) {
     while let Some(message) = answers.next().await {
         waiting.lock().answered(&inbox, message);
     }
-    waiting.lock().end();
+    let mut waiting = waiting.lock();
+    waiting.end();
+    told.send_replace(ServerState::Lost(waiting.lost()));
 }
 
 fn away(error: &ConnectError) -> Away {

@@ -22,7 +22,7 @@ use record::Messages;
 use session::{Dialer, Session, TlsConnectorOf, Unconfirmed};
 
 use crate::config::{Config, SinkKind};
-use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place};
+use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
 use crate::sink::login;
 use crate::sink::present::Present;
 use walrelay_core::error::Result;
@@ -55,7 +55,7 @@ impl LaneBus for Rabbitmq {
                 name: format!("walrelay {}", config.state.key),
                 tls: tls.map(|tls| TlsConnectorOf(Arc::new(tls))),
                 config: rabbitmq,
-                blocked: Arc::default(),
+                told: Arc::new(watch::Sender::new(ServerState::Ready)),
             },
             messages: Messages::new(config)?,
             session: Present::default(),
@@ -70,8 +70,8 @@ impl LaneBus for Rabbitmq {
         self.messages.message(record).map(drop)
     }
 
-    fn watch_blocked(&self) -> watch::Receiver<Option<String>> {
-        self.dialer.blocked.subscribe()
+    fn watch_server(&self) -> watch::Receiver<ServerState> {
+        self.dialer.told.subscribe()
     }
 
     async fn probe(&self) -> Result<(), Away> {

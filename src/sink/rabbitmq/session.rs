@@ -11,19 +11,21 @@ use std::fmt;
 use std::future::pending;
 use std::io;
 use std::net::Shutdown;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_rs::util::RuntimeParts;
 use async_rs::{Runtime, Tokio};
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions,
 };
 use lapin::types::{FieldTable, ShortString};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{
-    AsyncTcpStream, Channel, Confirmation, Connection, ConnectionProperties, Event, ExchangeKind,
+    AsyncTcpStream, Channel, Confirmation, Connection, ConnectionProperties, ConnectionStatus,
+    Event, ExchangeKind,
 };
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -35,12 +37,12 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::answer::{no_login, no_tls};
-use super::reactor::{Net, Stream, boxed};
+use super::reactor::{self, Net, boxed};
 use super::record::Message;
 use crate::config::RabbitmqConfig;
 use crate::config::rabbitmq::SCHEMES;
 use crate::config::servers::Server;
-use crate::sink::lanes::Away;
+use crate::sink::lanes::{Away, ServerState};
 use crate::sink::login;
 use crate::sink::present;
 use walrelay_core::error::{Error, Kind, Result};
@@ -70,7 +72,7 @@ pub(super) struct Session {
     idle: Mutex<Vec<Channel>>,
     /// Channels that may be opened.
     room: Semaphore,
-    blocked: Arc<watch::Sender<Option<String>>>,
+    told: Arc<watch::Sender<ServerState>>,
     events: JoinHandle<()>,
     socket: Socket,
 }
@@ -108,8 +110,8 @@ pub(super) struct Dialer {
     pub(super) tls: Option<TlsConnectorOf>,
     /// What servers call this client.
     pub(super) name: String,
-    /// Why the present server takes no records from anybody.
-    pub(super) blocked: Arc<watch::Sender<Option<String>>>,
+    /// What the present server says.
+    pub(super) told: Arc<watch::Sender<ServerState>>,
 }
 
 /// [`TlsConnector`] has no `Debug`.
@@ -159,33 +161,26 @@ impl Dialer {
         let uri = self.uri(password);
         let connected = Box::pin(Connection::connector(uri, runtime, once, properties)).await;
         let connection = connected.map_err(|error| no_login(&error, server))?;
-        let blocked = Arc::clone(&self.blocked);
-        blocked.send_replace(None);
-        let mut events = Box::pin(connection.events_listener());
-        let told = Arc::clone(&blocked);
-        let events = tokio::spawn(async move {
-            while let Some(event) = events.next().await {
-                if let Event::ConnectionBlocked(reason) = event {
-                    told.send_replace(Some(reason));
-                } else if matches!(event, Event::ConnectionUnblocked) {
-                    told.send_replace(None);
-                }
-            }
-        });
+        self.told.send_replace(ServerState::Ready);
+        let events = tokio::spawn(tell(
+            connection.events_listener(),
+            connection.status().clone(),
+            Arc::clone(&self.told),
+        ));
         // One is for those who ask.
         let channels = usize::from(connection.configuration().channel_max()).saturating_sub(1);
         Ok(Session {
             idle: Mutex::default(),
             room: Semaphore::new(channels.clamp(1, self.config.max_in_flight)),
             connection,
-            blocked,
+            told: Arc::clone(&self.told),
             events,
             socket,
         })
     }
 
     /// Opens a socket, with TLS where the server's scheme says so.
-    async fn open(&self, text: &str) -> Result<(Stream, Socket), Away> {
+    async fn open(&self, text: &str) -> Result<(reactor::Stream, Socket), Away> {
         let unreachable = |error: io::Error| Away::Unreachable(format!("{text}: {error}"));
         let Some(server) = Server::parse(text, &SCHEMES) else {
             return Err(Away::Unreachable(format!("{text} is no server")));
@@ -247,6 +242,28 @@ impl Dialer {
 }
 
 type Kit = RuntimeParts<Tokio, Net>;
+
+/// Tells what the server says, until the connection ends.
+async fn tell(
+    events: impl Stream<Item = Event>,
+    status: ConnectionStatus,
+    told: Arc<watch::Sender<ServerState>>,
+) {
+    let mut events = pin!(events);
+    while let Some(event) = events.next().await {
+        if let Event::ConnectionBlocked(reason) = event {
+            told.send_replace(ServerState::Blocked(reason));
+        } else if matches!(event, Event::ConnectionUnblocked) {
+            told.send_replace(ServerState::Ready);
+        } else if let Event::Error(error) = event
+            && !status.connected()
+        {
+            // The error of a channel alone is told with its record.
+            told.send_replace(ServerState::Lost(Away::Unreachable(error.to_string())));
+            return;
+        }
+    }
+}
 
 impl Session {
     /// The longest frame that the server takes.
@@ -311,10 +328,10 @@ impl Session {
 
     /// Waits until the server was ready to take records for `limit` on end.
     async fn elapsed(&self, limit: Duration) {
-        let mut blocked = self.blocked.subscribe();
+        let mut told = self.told.subscribe();
         // The sender lives as long as `self`.
-        while blocked.wait_for(Option::is_none).await.is_ok() {
-            if timeout(limit, blocked.wait_for(Option::is_some))
+        while told.wait_for(|server| !server.is_blocked()).await.is_ok() {
+            if timeout(limit, told.wait_for(ServerState::is_blocked))
                 .await
                 .is_err()
             {
@@ -359,11 +376,11 @@ impl Session {
 impl present::Connection for Session {
     /// One that blocks us answers.
     async fn ping(&self) -> Result<(), Away> {
-        let mut blocked = self.blocked.subscribe();
+        let mut told = self.told.subscribe();
         let opened = timeout(PING_TIMEOUT, self.connection.create_channel());
         tokio::select! {
             biased;
-            Ok(_) = blocked.wait_for(Option::is_some) => Ok(()),
+            Ok(_) = told.wait_for(ServerState::is_blocked) => Ok(()),
             opened = opened => match opened {
                 Ok(Ok(_)) => Ok(()),
                 Ok(Err(error)) => Err(Away::Unreachable(error.to_string())),

@@ -27,6 +27,13 @@ pub(super) fn a_server_killed_absent_and_frozen_loses_and_reorders_nothing<B: Te
     );
     lab.world.wait_confirmed(ARRIVAL);
     assert_eq!(lab.world.number_parked(), 0, "an outage parks nothing");
+    lab.bus.kill_hard();
+    let is_ready = || relay.is_ready();
+    eventually("it notices without an event", ARRIVAL, is_ready, |ready| {
+        !ready
+    });
+    lab.bus.run();
+    relay.wait_ready();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

@@ -233,12 +233,14 @@ fn a_new_producer_fences_the_older_one_of_its_slot() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let older = KafkaSink::transactional(&config, &of).await.unwrap();
-        older
+        // One transaction for each producer: after a slow commit, none begins another.
+        let first = KafkaSink::transactional(&config, &of).await.unwrap();
+        first
             .producer()
             .commit(&name, 0, b"k", b"before")
             .await
             .unwrap();
+        let older = KafkaSink::transactional(&config, &of).await.unwrap();
         older
             .producer()
             .deliver(&name, 0, b"k", b"open")
@@ -261,6 +263,7 @@ fn a_new_producer_fences_the_older_one_of_its_slot() {
             .commit(&name, 0, b"k", b"after")
             .await
             .unwrap();
+        first.close().await;
         older.close().await;
         younger.close().await;
     });

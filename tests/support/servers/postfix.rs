@@ -53,7 +53,7 @@ impl Postfix {
              virtual_mailbox_maps = regexp:{maps}\n\
              virtual_uid_maps = static:{OWNER}\nvirtual_gid_maps = static:{OWNER}\n\
              smtpd_relay_restrictions = reject_unauth_destination\n\
-             in_flow_delay = 0\n{lines}\n",
+             in_flow_delay = 0\nenable_long_queue_ids = yes\n{lines}\n",
             queue = at("queue"),
             data = at("data"),
             log = at("log"),
