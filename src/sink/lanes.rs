@@ -299,31 +299,30 @@ impl<B: LaneBus> LaneSink<B> {
     }
 
     fn judge(&mut self, id: AttemptId, answer: Answer, now: std::time::Instant) {
-        let (outcome, away) = match answer {
+        let outcome = match answer {
             Answer::Acked => {
                 self.answered();
-                (Outcome::Acked, None)
+                Outcome::Acked
             }
             Answer::Refused { error, after } => {
                 self.answered();
                 self.tell_delay(&error);
-                (Outcome::Refused { error, after }, None)
+                Outcome::Refused { error, after }
             }
-            Answer::Unfit(error) => (Outcome::Refused { error, after: None }, None),
-            Answer::Away(away) => {
-                let error = away.clone().into_error(B::KIND.bus().reach);
-                let its_own = matches!(away, Away::Unreachable(_)).then_some(error);
-                (Outcome::Unknown(its_own), Some(away))
-            }
+            Answer::Unfit(error) => Outcome::Refused { error, after: None },
+            Answer::Away(away) => return self.unanswered(id, &away, now),
         };
-        let is_of_the_bus = self.lanes.ended(id, outcome, now);
-        // Attempts that began before the bus was away say nothing new.
-        match away {
-            Some(away) if !is_of_the_bus => {
-                self.tell_delay(&away.into_error(B::KIND.bus().reach));
-            }
-            Some(away) if self.state == State::Open => self.away(&away),
-            Some(_) | None => {}
+        self.lanes.ended(id, outcome, now);
+    }
+
+    fn unanswered(&mut self, id: AttemptId, away: &Away, now: std::time::Instant) {
+        let error = away.clone().into_error(B::KIND.bus().reach);
+        let of_record = matches!(away, Away::Unreachable(_)).then(|| error.clone());
+        if self.lanes.unknown(id, of_record, now) {
+            self.tell_delay(&error);
+        } else if self.state == State::Open {
+            // Attempts that began before the bus was away say nothing new.
+            self.away(away);
         }
     }
 

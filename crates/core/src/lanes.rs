@@ -1,8 +1,8 @@
 //! Lanes keep the order of each key on a bus that keeps none: at most one record of a key is on its
 //! way, and many keys are.
 //!
-//! No I/O: [`Lanes::next`] gives the next record to send, [`Lanes::ended`] takes its outcome, and
-//! time is an argument. A lane is the queue of one key. Records without a key have a lane each.
+//! No I/O: [`Lanes::next`] gives the next record to send, [`Lanes::ended`] and [`Lanes::unknown`]
+//! take its outcome, and time is an argument. A lane is the queue of one key. Records without a key have a lane each.
 //!
 //! 1. [`Lanes::enqueue`] puts a record at the end of its lane.
 //! 2. The first record of a lane is sent. The others wait for its ack.
@@ -44,10 +44,6 @@ pub enum Outcome {
         /// How long the bus wants the next attempt to wait.
         after: Option<Duration>,
     },
-    /// The bus may have it, or not, for this reason: the connection was lost. It is sent again at
-    /// once. Where other records were acked since it first was so, it counts as one that the bus
-    /// cannot take now. Without a reason it is not about this record.
-    Unknown(Option<Error>),
 }
 
 /// A record to send.
@@ -251,32 +247,51 @@ impl Lanes {
         self.waiting.first().map(|(at, _)| *at).filter(|_| has_room)
     }
 
-    /// An attempt ended. The outcome of an attempt that no longer counts changes nothing. Gives
-    /// whether an unknown outcome is the bus's and not this record's.
-    pub fn ended(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) -> bool {
-        let id = attempt.lane;
-        let acked = self.acked;
-        let Some(lane) = self.lanes.get_mut(&id) else {
-            return true;
+    /// An attempt ended. The outcome of an attempt that no longer counts changes nothing.
+    pub fn ended(&mut self, attempt: AttemptId, outcome: Outcome, now: Instant) {
+        let Some(id) = self.landed(attempt) else {
+            return;
         };
-        if lane.state != State::Sent(attempt.number) {
-            return true;
-        }
-        self.sent -= 1;
         match outcome {
             Outcome::Acked => self.acked(id),
             Outcome::Refused { error, after } => self.refused(id, error, after, now),
-            Outcome::Unknown(error) => {
-                let first = lane.queue.front_mut();
-                let is_its_own = first.is_some_and(|first| first.delays.others_acked(acked));
-                let Some(error) = error.filter(|_| is_its_own) else {
-                    self.make_ready(id);
-                    return true;
-                };
+        }
+    }
+
+    /// The bus may have the record of this attempt, or not: the connection was lost. The record is
+    /// sent again at once.
+    ///
+    /// Where other records were acked since it first was so, the bus takes others and not this one:
+    /// it counts as refused for now, with `error`. Gives whether that is so. Without an `error`, the
+    /// record had no part in it.
+    pub fn unknown(&mut self, attempt: AttemptId, error: Option<Error>, now: Instant) -> bool {
+        let Some(id) = self.landed(attempt) else {
+            return false;
+        };
+        let acked = self.acked;
+        let lane = self.lanes.get_mut(&id);
+        let first = lane.and_then(|lane| lane.queue.front_mut());
+        let is_its_own = first.is_some_and(|first| first.delays.others_acked(acked));
+        match error.filter(|_| is_its_own) {
+            Some(error) => {
                 self.refused(id, error, None, now);
+                true
+            }
+            None => {
+                self.make_ready(id);
+                false
             }
         }
-        false
+    }
+
+    /// The lane of an attempt that still counts: its record is no longer on its way.
+    fn landed(&mut self, attempt: AttemptId) -> Option<LaneId> {
+        let lane = self.lanes.get(&attempt.lane)?;
+        if lane.state != State::Sent(attempt.number) {
+            return None;
+        }
+        self.sent -= 1;
+        Some(attempt.lane)
     }
 
     /// The first record of this lane is refused, or waits where the bus cannot take it now.
@@ -433,6 +448,10 @@ mod tests {
         }
     }
 
+    fn lost() -> Error {
+        Error::new(Kind::BusUnreachable, "no")
+    }
+
     fn deliveries(lanes: &mut Lanes) -> Vec<Delivery> {
         let mut told = Vec::new();
         lanes.take_deliveries(&mut told);
@@ -546,9 +565,8 @@ mod tests {
             for attempt in 0..=DELAYS_MAX {
                 now += WAIT_MAX;
                 let sent = lanes.next(now).unwrap();
-                let lost = Outcome::Unknown(Some(Error::new(Kind::BusUnreachable, "no")));
-                let is_of_the_bus = lanes.ended(sent.id, lost, now);
-                assert_eq!(is_of_the_bus, !takes_others || attempt == 0);
+                let is_its_own = lanes.unknown(sent.id, Some(lost()), now);
+                assert_eq!(is_its_own, takes_others && attempt > 0);
                 let is_refused = takes_others && attempt == DELAYS_MAX;
                 assert_eq!(lanes.has_deliveries(), is_refused, "{attempt}");
                 if takes_others && attempt == 0 {
@@ -646,17 +664,20 @@ mod tests {
             }
             let attempt = self.on_their_way.swap_remove(at);
             let outcome = match how {
-                0 => refused(Kind::BusUnreachable),
-                1 => refused(Kind::TopicRefused),
-                2 => refused(Kind::Record),
-                3 => Outcome::Unknown(Some(Error::new(Kind::BusUnreachable, "no"))),
-                _ => Outcome::Acked,
+                0 => Some(refused(Kind::BusUnreachable)),
+                1 => Some(refused(Kind::TopicRefused)),
+                2 => Some(refused(Kind::Record)),
+                3 => None,
+                _ => Some(Outcome::Acked),
             };
             // Of an unknown record half are there.
             if how > 3 || (how == 3 && which > 127) {
                 self.log.push(Model::ticket(&attempt));
             }
-            self.lanes.ended(attempt.id, outcome, self.now);
+            match outcome {
+                Some(outcome) => self.lanes.ended(attempt.id, outcome, self.now),
+                None => drop(self.lanes.unknown(attempt.id, Some(lost()), self.now)),
+            }
         }
 
         fn decide(&mut self, retries: bool) {

@@ -66,6 +66,10 @@ impl LaneBus {
 
     fn ended(&mut self, attempt: &Attempt, outcome: Outcome) -> Option<Delivery> {
         self.lanes.ended(attempt.id, outcome, self.now);
+        self.told()
+    }
+
+    fn told(&mut self) -> Option<Delivery> {
         let mut told = Vec::new();
         self.lanes.take_deliveries(&mut told);
         told.pop()
@@ -200,7 +204,8 @@ impl Broker {
         let attempt = bus.take_one(random)?;
         if random.u8(0..4) == 0 {
             let lost = Error::new(Kind::BusUnreachable, "the model loses the connection");
-            let told = bus.ended(&attempt, Outcome::Unknown(Some(lost)));
+            bus.lanes.unknown(attempt.id, Some(lost), bus.now);
+            let told = bus.told();
             if random.bool() {
                 self.append(&attempt);
             }
