@@ -98,7 +98,7 @@ impl RelayProducer {
         let State::Running(pipeline) = &mut self.state else {
             return &mut self.quarantine;
         };
-        &mut pipeline.publisher.quarantine
+        &mut pipeline.publisher.judge.quarantine
     }
 
     /// Every change of the state. Gives the previous state, whose quarantine and due write-backs
@@ -106,7 +106,7 @@ impl RelayProducer {
     fn change_to(&mut self, next: State) -> State {
         let mut before = std::mem::replace(&mut self.state, next);
         if let State::Running(pipeline) = &mut before {
-            self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+            self.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
             let mut left = self.known.left.lock();
             left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
             // Of a transaction nothing counts but what is committed, which is stored.
@@ -151,7 +151,7 @@ impl RelayProducer {
             State::Running(mut pipeline) => {
                 match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                     Belongs::Here => {
-                        pipeline.publisher.quarantine = std::mem::take(&mut self.quarantine);
+                        pipeline.publisher.judge.quarantine = std::mem::take(&mut self.quarantine);
                         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
                         return Ok(pipeline);
                     }
@@ -181,7 +181,7 @@ impl RelayProducer {
         let setup = setup_of(config);
         let mut pipeline =
             Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
-        pipeline.publisher.quarantine = self.quarantine.take_over();
+        pipeline.publisher.judge.quarantine = self.quarantine.take_over();
         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
         if same_server {
             pipeline.begun = std::mem::take(&mut self.begun);

@@ -346,7 +346,7 @@ impl ReplicationLoop<'_> {
             self.shared.retrying.begin_due(publisher, now);
         }
         self.jobs
-            .begin_tail(config, || publisher.before.as_ref()?.unread());
+            .begin_tail(config, || publisher.judge.before.as_ref()?.unread());
         if !self.may_look() {
             return;
         }
@@ -644,7 +644,7 @@ impl ReplicationLoop<'_> {
             |(outbox, key): PendingRow| RowId::new(outbox, key.iter().map(String::as_bytes));
         let mut asked = requeued.looked(rows.into_iter().map(row_id).collect(), lsn, settled);
         // Parked events are pending as well.
-        asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
+        asked.retain(|row| !self.pipeline.publisher.judge.parking.holds_row(row));
         if !asked.is_empty() {
             let slot = &self.shared.process.config.source.slot;
             let rows = asked.len();
@@ -680,7 +680,7 @@ impl ReplicationLoop<'_> {
                 "the topic cannot be read: events that were published before a crash may be \
                  published again");
         }
-        match (&mut self.pipeline.publisher.before, tail) {
+        match (&mut self.pipeline.publisher.judge.before, tail) {
             (Some(before), Some(tail)) => before.read(tail, result.is_err()),
             (Some(before), None) => before.unreadable(topic),
             (None, _) => {}

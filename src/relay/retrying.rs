@@ -128,7 +128,7 @@ impl Retrying {
         if self.pass.is_some() || self.next_pass > now {
             return;
         }
-        if !publisher.parking.is_any() {
+        if !publisher.judge.parking.is_any() {
             if std::mem::take(&mut self.is_used) {
                 *self.shared.known.tried.lock() = RetryMemory::default();
                 if let Ok(mut session) = self.shared.session.try_lock() {

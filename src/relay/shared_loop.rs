@@ -271,7 +271,9 @@ impl<'a> SharedLoop<'a> {
                 failpoint::reached("marked");
             }
             SharedInput::WrittenBack(Err(error)) => self.refused_write_back(error, publisher)?,
-            SharedInput::Retried(tried) => publisher.parking.retried(tried, &config.source.slot),
+            SharedInput::Retried(tried) => {
+                publisher.judge.parking.retried(tried, &config.source.slot)
+            }
             SharedInput::Control(end) => return Err(end.error().clone()),
             SharedInput::Bus(connection) => {
                 let connection = connection?;
@@ -334,6 +336,7 @@ impl<'a> SharedLoop<'a> {
         } = self.process.telemetry;
         metrics.positions_stored.inc();
         if publisher
+            .judge
             .quarantine
             .topics
             .took(&self.process.config.state.topic)
@@ -556,7 +559,7 @@ fn report_levels(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
         (&metrics.write_back_due_events, publisher.write_backs.len()),
         (&metrics.in_flight_events, ledger.in_flight_events()),
         (&metrics.in_flight_bytes, ledger.in_flight_bytes()),
-        (&metrics.waiting_events, publisher.parking.count),
+        (&metrics.waiting_events, publisher.judge.parking.count),
     ];
     for (gauge, level) in levels {
         gauge.set(i64::try_from(level).unwrap_or(i64::MAX));
@@ -586,7 +589,7 @@ fn report_events(metrics: &Metrics, publisher: &mut Publisher<AnySink>) {
             std::mem::take(&mut router.events),
         );
     }
-    for rows in &mut publisher.rows {
+    for rows in &mut publisher.judge.rows {
         metrics.copied_rows(&rows.outbox, std::mem::take(&mut rows.copied));
     }
 }

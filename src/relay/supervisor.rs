@@ -264,6 +264,7 @@ impl Relay {
         pipeline.publisher.begin_look();
         pipeline
             .publisher
+            .judge
             .parking
             .begin(std::mem::take(&mut session.start.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
@@ -351,7 +352,7 @@ impl Relay {
             identity.position,
             session.start.wal_end,
         ) {
-            Some(before) => pipeline.publisher.before = Some(Box::new(before)),
+            Some(before) => pipeline.publisher.judge.before = Some(Box::new(before)),
             None => tracing::info!(event = "id_headers_missing", slot = %self.config.source.slot,
                 "records have no headers that identify their event (route.id_header, \
                  route.position_header): events that \

@@ -100,7 +100,7 @@ pub(super) async fn run(
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    publisher.parking.begin(waiting);
+    publisher.judge.parking.begin(waiting);
     let found = std::mem::take(&mut lease.store.known.left.lock().found);
     if !matches!(lease.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
@@ -149,7 +149,7 @@ fn publisher_for(
     config: &Config,
 ) -> Result<Publisher<AnySink>> {
     let mut publisher = Publisher::new(&setup_of(config), Position::default(), sink)?;
-    publisher.quarantine = quarantine.take_over();
+    publisher.judge.quarantine = quarantine.take_over();
     let server = &lease.stored.server;
     publisher.set_origin(&server.system_identifier, server.timeline);
     let write_backs = std::mem::take(&mut lease.store.known.left.lock().write_backs);
@@ -256,7 +256,7 @@ impl Work<'_> {
         // must not deliver it later.
         let clean = self.reading.publisher.is_drained();
         let begun = self.reading.kept.is_some();
-        *quarantine = std::mem::take(&mut self.reading.publisher.quarantine);
+        *quarantine = std::mem::take(&mut self.reading.publisher.judge.quarantine);
         let sink = self.reading.publisher.sink;
         let dead = matches!(&done, Err(error) if error.kind().ends_producer());
         if clean && !dead {

@@ -343,7 +343,7 @@ impl<'a> TableLoop<'a> {
                 if self.published.is_rewritten(version) {
                     return Ok(());
                 }
-                if let Some(rows) = self.publisher.rows.get_mut(event.outbox) {
+                if let Some(rows) = self.publisher.judge.rows.get_mut(event.outbox) {
                     rows.copied(&event, &self.shared.process.config.source.slot);
                 }
             }
@@ -554,7 +554,7 @@ impl<'a> TableLoop<'a> {
 
     /// Whether parked events wait until it is stored that all else is published.
     pub(super) fn must_store(&self) -> bool {
-        self.publisher.parking.is_any() && self.store.known.stored.borrow().is_none()
+        self.publisher.judge.parking.is_any() && self.store.known.stored.borrow().is_none()
     }
 
     /// Waits for retries of parked events that are under way, as long as no other relay may retry

@@ -253,7 +253,8 @@ impl<B: LaneBus> LaneSink<B> {
                 while let Some(attempt) = self.lanes.next(now.into_std()) {
                     let bus = Arc::clone(&self.bus);
                     let given_up = self.life.given_up.clone();
-                    self.running.spawn(async move {
+                    // A task moves its future several times, and this one is large.
+                    self.running.spawn(Box::pin(async move {
                         // A process that stood still may have lost the slot: it sends no more.
                         let sent = given_up.run_until_cancelled(bus.send(&attempt.record));
                         let stopped = || Answer::Away(Away::Unreachable("given up".to_owned()));
@@ -261,7 +262,7 @@ impl<B: LaneBus> LaneSink<B> {
                             id: attempt.id,
                             answer: sent.await.unwrap_or_else(stopped),
                         }
-                    });
+                    }));
                 }
             }
             State::Paused(until) if until <= now => {

@@ -195,7 +195,7 @@ fn begin<S: Sink>(relay: &mut Relay, sink: S) -> Pipeline<S> {
     let setup = setup_of(&relay.config);
     let start = Position::default();
     let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-    pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+    pipeline.publisher.judge.quarantine = relay.producer.quarantine.take_over();
     pipeline
 }
 
@@ -226,7 +226,7 @@ fn take_in<S: Sink>(pipeline: &mut Pipeline<S>, rows: &[&[Value<'_>]]) -> Result
 
 /// The producer's life ends.
 fn end<S: Sink>(relay: &mut Relay, pipeline: &mut Pipeline<S>) {
-    relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+    relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
 }
 
 /// One event through a producer's life: what ended that.

@@ -66,7 +66,7 @@ impl Nats {
             // A user may be without the right to ask.
             Reply::Denied(_) | Reply::TooLarge(_) => refused,
             // The servers elect one that answers.
-            Reply::Silent => match self.session.ping(session).await {
+            Reply::Silent => match Box::pin(self.session.ping(session)).await {
                 Ok(()) => later(topic, "JetStream does not answer"),
                 Err(away) => Answer::Away(away),
             },
@@ -146,16 +146,15 @@ impl LaneBus for Nats {
             Reply::Message(message) => match answer::said(&message, topic, has_id) {
                 Said::Stored => Answer::Acked,
                 Said::NoStream => {
-                    self.not_acked(&session, topic, answer::no_stream(topic))
-                        .await
+                    Box::pin(self.not_acked(&session, topic, answer::no_stream(topic))).await
                 }
                 Said::Refused(error) => refused(error),
             },
             Reply::Denied(said) => refused(answer::denied(topic, &said)),
             Reply::TooLarge(reason) => Answer::Unfit(answer::too_large(topic, &reason)),
             // Whether the record is stored is unknown. It comes again with the same id.
-            Reply::Silent => match self.session.ping(&session).await {
-                Ok(()) => self.not_acked(&session, topic, answer::silent(topic)).await,
+            Reply::Silent => match Box::pin(self.session.ping(&session)).await {
+                Ok(()) => Box::pin(self.not_acked(&session, topic, answer::silent(topic))).await,
                 Err(away) => Answer::Away(away),
             },
             Reply::Lost => self.lost(&session),

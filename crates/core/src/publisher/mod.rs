@@ -19,150 +19,46 @@
 mod batches;
 mod context;
 pub mod delivered_before;
+mod in_flight;
 mod intake;
+pub mod judge;
 pub mod parked_index;
 pub mod pipeline;
 pub mod quarantine;
+mod setup;
 pub mod transaction;
 pub mod write_back;
 
 pub use batches::{Batch, EndedBatches};
+pub use in_flight::InFlight;
 pub use intake::IntakeClosed;
+pub use setup::Setup;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tracing::field::DisplayValue;
 
-use crate::config::{CopiedRows, DeliveryConfig, OnError, OutboxConfig, SlotName};
-use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
+use crate::config::OnError;
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown, Via};
 use crate::failpoint;
-use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
+use crate::ledger::{Ledger, LedgerError, Ticket};
 use crate::parked::{CLASSES, Failure, ParkedEvent, ParkedRef};
 use crate::position::Position;
 use crate::publisher::batches::Batches;
 use crate::publisher::context::Context;
-use crate::publisher::delivered_before::{DeliveredBefore, Verdict as Before};
+use crate::publisher::delivered_before::Verdict as Before;
+use crate::publisher::in_flight::{Instead, Pending};
+use crate::publisher::judge::{Decision, Judge, no_such_outbox};
 use crate::publisher::parked_index::ParkedIndex;
-use crate::publisher::quarantine::{EventId, Quarantine, Verdict};
+use crate::publisher::quarantine::Verdict;
 use crate::publisher::transaction::Transaction;
-use crate::publisher::write_back::{RowPolicy, WriteBack, WriteBacks};
-use crate::route::dead_letter::Reason;
+use crate::publisher::write_back::WriteBacks;
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, Sink};
 use crate::trace::TraceContext;
-
-/// The configuration of a publisher.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// The slot, for errors.
-    pub slot: SlotName,
-    /// Which rows are events, and what records they become.
-    pub outboxes: Vec<OutboxConfig>,
-    /// The limits of events in flight.
-    pub limits: Limits,
-    /// The reaction to events that cannot be delivered.
-    pub delivery: DeliveryConfig,
-}
-
-impl Setup {
-    fn columns(&self, outbox: usize) -> &[String] {
-        self.outboxes
-            .get(outbox)
-            .map(|outbox| outbox.columns.as_slice())
-            .unwrap_or_default()
-    }
-
-    /// `event` as it is parked, where events that are given up are parked.
-    fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
-        (self.delivery.on_error == OnError::Park)
-            .then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
-    }
-
-    /// What to do about an event that `error` keeps from its topic, after what the configuration
-    /// says was done with it.
-    fn fix_of_given_up(&self, id: &EventId, error: &Error) -> Option<String> {
-        let of_command = |name| {
-            NextCommand::new(name)
-                .option("slot", &self.slot)
-                .option("id", typed(id.row.id()))
-        };
-        let outbox = self.outboxes.get(id.row.outbox);
-        // The row of an event that is given up is deleted, too, unless it is marked.
-        let deletes =
-            |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
-        let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some())
-            && outbox.filter(deletes).is_none();
-        let then = match self.delivery.on_error {
-            OnError::Park => {
-                Remedy::from("then have the event tried again: ").and(of_command("parked retry"))
-            }
-            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
-                Remedy::from("then publish its row, if it is still in the table: ")
-                    .and(of_command("replay"))
-            }
-            OnError::DeadLetter => Remedy::from(
-                "then produce the dead letter to its topic with a tool of the bus: see \
-                 docs/explanation/undeliverable-events.md",
-            ),
-            OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
-        };
-        let cause = error.any_remedy().or_else(|| error.kind().remedy())?;
-        Some(Remedy::joined([cause, then]).to_string())
-    }
-
-    /// How long a record that its bus refuses alone waits before it is sent again; none where its
-    /// event is given up.
-    fn wait_of_refused(&self, event: Option<&InFlight>, error: &Error) -> Option<Duration> {
-        if error.kind().disposition() != Disposition::RetryThenGiveUp {
-            return None;
-        }
-        let max_attempts = event.and_then(|event| event.max_attempts);
-        let retry = self.delivery.retry.within(max_attempts);
-        let is_dead_letter = event.is_some_and(|event| event.instead.is_some());
-        let failed = match self.delivery.on_error {
-            // The next attempts are made from the table of parked events.
-            OnError::Park => return None,
-            // Nothing replaces a dead letter.
-            _ if is_dead_letter => error.attempts.min(retry.attempts),
-            OnError::DeadLetter | OnError::Skip | OnError::Stop => error.attempts,
-        };
-        let wait = retry.wait(failed, fastrand::f64())?;
-        Some(wait.max(error.retry_after.unwrap_or_default()))
-    }
-
-    /// The record of `event`, which is not enqueued yet.
-    fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
-        let row = Shown::of(event.id());
-        let event = InFlight {
-            parks: self.parks(event),
-            ..known
-        };
-        Pending::new(OwnedRecord::of(record), event, row)
-    }
-
-    /// Why the event `id` of `outbox` is given up, for logs and for its dead letter.
-    fn reason<'r>(
-        &'r self,
-        outbox: &'r str,
-        id: &'r EventId,
-        place: Place,
-        failure: &'r Failure,
-    ) -> Reason<'r> {
-        Reason {
-            slot: &self.slot,
-            outbox,
-            row: id.row.id(),
-            place,
-            class: failure.class,
-            cause: &failure.cause,
-            attempts: failure.attempts,
-        }
-    }
-}
 
 /// Counts since the publisher began, for the metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -213,191 +109,14 @@ impl Counts {
     }
 
     /// This event does not come again, and its topic takes records.
-    fn finished(&mut self, event: &InFlight, quarantine: &mut Quarantine) {
-        if let Some(topic) = &event.refusing {
-            self.topics_taking += u64::from(quarantine.topics.took(topic));
-        }
-        if let Some(id) = &event.id {
-            quarantine.delivered(id);
-        }
+    fn finished(&mut self, event: &InFlight, judge: &mut Judge) {
+        self.topics_taking += u64::from(judge.finished(event));
         match event.instead {
             None => {}
             Some(Instead::DeadLetter | Instead::DeadLetterAgain) => self.dead_lettered += 1,
             Some(Instead::Nothing) => self.skipped += 1,
         }
     }
-}
-
-/// An event until its delivery. The ledger has it where more than place and times is needed.
-#[derive(Debug, Default)]
-pub struct InFlight {
-    place: Place,
-    committed_at_us: i64,
-    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read
-    /// from the table.
-    xid: Option<u32>,
-    /// Its ticket, where its record was sent and refused.
-    ticket: Option<Ticket>,
-    /// The write to its row after the delivery.
-    write_back: Option<WriteBack>,
-    /// The event, where those that the broker refuses are given up.
-    id: Option<EventId>,
-    /// How often it may be tried, where its row says so.
-    max_attempts: Option<u32>,
-    /// The replacement for its record, where the event is given up.
-    instead: Option<Instead>,
-    /// Its record, where it is isolated because the broker may refuse it.
-    isolated: Option<OwnedRecord>,
-    /// The event as it is parked, should it be given up.
-    parks: Option<Box<ParkedEvent>>,
-    /// Its topic, where that refused the record before.
-    refusing: Option<String>,
-    /// Its context in log lines and spans.
-    context: Option<Box<Context>>,
-}
-
-impl InFlight {
-    /// The same event, of which no record of its own is sent any more.
-    fn without_record(&self) -> InFlight {
-        let InFlight {
-            place,
-            committed_at_us,
-            xid,
-            ticket,
-            ..
-        } = *self;
-        InFlight {
-            place,
-            committed_at_us,
-            xid,
-            ticket,
-            context: self.context.clone(),
-            ..InFlight::default()
-        }
-    }
-
-    /// Of most events nothing has to be kept.
-    fn needed(self) -> Option<Box<InFlight>> {
-        let InFlight {
-            write_back,
-            id,
-            max_attempts,
-            instead,
-            isolated,
-            parks,
-            refusing,
-            ..
-        } = &self;
-        let is_needed = write_back.is_some()
-            || id.is_some()
-            || max_attempts.is_some()
-            || instead.is_some()
-            || isolated.is_some()
-            || parks.is_some()
-            || refusing.is_some();
-        is_needed.then(|| Box::new(self))
-    }
-
-    /// Why nothing may be enqueued behind it, if nothing may.
-    fn closes_intake(&self) -> Option<IntakeClosed> {
-        if self.isolated.is_some() {
-            return Some(IntakeClosed::IsolatedRecord);
-        }
-        // Records behind it would be sent again with each further attempt.
-        (self.instead == Some(Instead::DeadLetterAgain)).then_some(IntakeClosed::DeadLetter)
-    }
-}
-
-/// The replacement for the record of an event that is given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Instead {
-    DeadLetter,
-    DeadLetterAgain,
-    Nothing,
-}
-
-impl Instead {
-    /// The word in logs.
-    fn outcome(self) -> &'static str {
-        match self {
-            Instead::DeadLetter | Instead::DeadLetterAgain => "dead-letter",
-            Instead::Nothing => "skip",
-        }
-    }
-
-    /// Logs that an event is given up.
-    fn log(
-        self,
-        reason: &Reason<'_>,
-        trace_id: Option<String>,
-        columns: Option<DisplayValue<&str>>,
-        fix: Option<String>,
-    ) {
-        let Reason {
-            slot,
-            outbox,
-            place,
-            class,
-            cause,
-            ..
-        } = *reason;
-        let row = Shown::of(reason.row);
-        let outcome = self.outcome();
-        tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place,
-            class, cause, outcome, fix, "an event was given up");
-    }
-
-    /// Logs that an event that was given up came again.
-    fn log_again(
-        self,
-        reason: &Reason<'_>,
-        trace_id: Option<String>,
-        columns: Option<DisplayValue<&str>>,
-    ) {
-        let Reason { slot, outbox, .. } = *reason;
-        let row = Shown::of(reason.row);
-        let outcome = self.outcome();
-        tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given \
-            up came again");
-    }
-}
-
-/// A record that is not enqueued yet, kept whole because its message is gone from the receive
-/// buffer.
-#[derive(Debug)]
-struct Pending {
-    record: OwnedRecord,
-    event: InFlight,
-    row: Shown,
-    /// Whether it is to be sent with nothing else in flight, because the broker may refuse it.
-    is_isolated: bool,
-    /// The outbox, while the tail of the topic has to be read: it says whether the event was
-    /// delivered before.
-    unread_tail: Option<usize>,
-}
-
-impl Pending {
-    /// It may be sent beside others.
-    fn new(record: OwnedRecord, event: InFlight, row: Shown) -> Pending {
-        Pending {
-            record,
-            event,
-            row,
-            is_isolated: false,
-            unread_tail: None,
-        }
-    }
-}
-
-enum Decision {
-    Enqueue,
-    Keep {
-        is_isolated: bool,
-        unread_tail: Option<usize>,
-    },
-    DeliveredBefore,
-    GiveUp(Verdict),
-    Park,
 }
 
 /// See the module's documentation.
@@ -407,8 +126,8 @@ pub struct Publisher<S> {
     pub setup: Setup,
     /// By outbox: how records are made.
     pub routers: Vec<Router>,
-    /// By outbox: what is written to rows.
-    pub rows: Vec<RowPolicy>,
+    /// What is done with events.
+    pub judge: Judge,
     /// Events in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
     /// Where records go.
@@ -418,12 +137,6 @@ pub struct Publisher<S> {
     pub transaction: Transaction<InFlight>,
     /// Writes to the rows of delivered events.
     pub write_backs: WriteBacks,
-    /// Events and topics that the bus refuses.
-    pub quarantine: Quarantine,
-    /// The parked events.
-    pub parking: ParkedIndex,
-    /// Events that an earlier process may have published, while they come again.
-    pub before: Option<Box<DeliveredBefore>>,
     /// Delivery reports that were not taken in yet.
     deliveries: Vec<Delivery>,
     /// Counts since it began.
@@ -439,15 +152,12 @@ impl<S: Sink> Publisher<S> {
         Ok(Publisher {
             setup: setup.clone(),
             routers: setup.outboxes.iter().map(router).collect::<Result<_>>()?,
-            rows: setup.outboxes.iter().map(RowPolicy::of).collect(),
+            judge: Judge::new(setup),
             ledger: Ledger::new(start, setup.limits),
             sink,
             pending: None,
             transaction: Transaction::new(setup.delivery.transactions().cloned()),
             write_backs: WriteBacks::default(),
-            quarantine: Quarantine::default(),
-            parking: ParkedIndex::default(),
-            before: None,
             deliveries: Vec::new(),
             counts: Counts::default(),
             batches: Batches::default(),
@@ -519,37 +229,8 @@ impl<S: Sink> Publisher<S> {
     pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
-        let rows = self.rows.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
-        if event.is_copied() {
-            rows.copied(event, &self.setup.slot);
-            match rows.upkeep.copied_rows {
-                CopiedRows::Publish => {}
-                CopiedRows::Skip => {
-                    let Event {
-                        place,
-                        committed_at_us,
-                        xid,
-                        ..
-                    } = *event;
-                    return self.done(InFlight {
-                        place,
-                        committed_at_us,
-                        xid,
-                        ..InFlight::default()
-                    });
-                }
-                CopiedRows::Stop => return Err(stops_at_copy(event, &self.setup.slot)),
-            }
-        }
-        let mut known = InFlight {
-            write_back: rows.on_acked(event),
-            id: (self.setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
-            max_attempts: rows.max_attempts(event, &self.setup.slot),
-            context: rows.context.read(event),
-            place: event.place,
-            committed_at_us: event.committed_at_us,
-            xid: event.xid,
-            ..InFlight::default()
+        let Some(mut known) = self.judge.read(event, &self.setup)? else {
+            return self.done(InFlight::of(event));
         };
         // A routed record borrows its router, and everything else is needed for it.
         let mut routers = std::mem::take(&mut self.routers);
@@ -581,7 +262,9 @@ impl<S: Sink> Publisher<S> {
         mut known: InFlight,
         record: &Record<'_>,
     ) -> Result<()> {
-        match self.decide(event, &known, record) {
+        let refuses_each = self.sink.refuses_each();
+        let judge = &mut self.judge;
+        match judge.admit(event, &known, record, &self.setup, refuses_each) {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");
@@ -623,55 +306,14 @@ impl<S: Sink> Publisher<S> {
                 self.give_up(known, OwnedRecord::of(record), &verdict)
             }
             Decision::Park => {
-                let is_behind = self
-                    .parking
-                    .is_blocked(event.outbox, record.key, &event.place);
+                let is_behind =
+                    self.judge
+                        .parking
+                        .is_blocked(event.outbox, record.key, &event.place);
                 let why = (!is_behind).then(|| Failure::untried(record.topic));
                 let parked = ParkedEvent::of(event, self.setup.columns(event.outbox));
                 self.park(parked, &known, record, why, None)
             }
-        }
-    }
-
-    fn decide(&mut self, event: &Event<'_>, known: &InFlight, record: &Record<'_>) -> Decision {
-        let mut is_isolated = false;
-        if let Some(id) = &known.id {
-            if let Some(verdict) = self.quarantine.verdict(id) {
-                return Decision::GiveUp(verdict.clone());
-            }
-            let by_topic = || !self.sink.refuses_each() && self.parking.is_refusing(record.topic);
-            if self.parking.is_any()
-                && (self.parking.must_park(&id.row, &event.place, record) || by_topic())
-            {
-                return Decision::Park;
-            }
-            let retry = self.setup.delivery.retry.within(known.max_attempts);
-            if let Some(error) =
-                self.quarantine
-                    .topics
-                    .given_up(record.topic, Instant::now, |attempts| {
-                        attempts > retry.attempts
-                    })
-            {
-                return Decision::GiveUp(Verdict::of(error));
-            }
-            is_isolated = self.quarantine.is_suspect(id, record);
-        }
-        match self
-            .before
-            .as_mut()
-            .map(|before| before.judge(event.place, event.outbox, record))
-        {
-            Some(Before::Delivered) => Decision::DeliveredBefore,
-            Some(Before::Unread) => Decision::Keep {
-                is_isolated,
-                unread_tail: Some(event.outbox),
-            },
-            None | Some(Before::Publish) if is_isolated => Decision::Keep {
-                is_isolated,
-                unread_tail: None,
-            },
-            None | Some(Before::Publish) => Decision::Enqueue,
         }
     }
 
@@ -680,20 +322,15 @@ impl<S: Sink> Publisher<S> {
         let Some(mut pending) = self.pending.take() else {
             return Ok(());
         };
-        if let Some((outbox, before)) = pending.unread_tail.zip(self.before.as_mut()) {
-            match pending
-                .record
-                .with_record(|record| before.judge(pending.event.place, outbox, record))
-            {
-                Before::Publish => {}
-                Before::Delivered => {
-                    self.counts.delivered_before += 1;
-                    return self.done(pending.event);
-                }
-                Before::Unread => {
-                    self.pending = Some(pending);
-                    return Ok(());
-                }
+        match self.judge.judge_again(&pending) {
+            Before::Publish => {}
+            Before::Delivered => {
+                self.counts.delivered_before += 1;
+                return self.done(pending.event);
+            }
+            Before::Unread => {
+                self.pending = Some(pending);
+                return Ok(());
             }
         }
         pending.unread_tail = None;
@@ -783,7 +420,7 @@ impl<S: Sink> Publisher<S> {
             true => self.sink.enqueue_apart(record, ticket)?,
             false => self.sink.enqueue(record, ticket)?,
         }
-        event.refusing = self.quarantine.topics.refusing(record.topic);
+        event.refusing = self.judge.quarantine.topics.refusing(record.topic);
         let bytes = record.bytes();
         if event.ticket.is_none() {
             self.batches.enqueued(ticket, event.place, bytes, || {
@@ -869,7 +506,12 @@ impl<S: Sink> Publisher<S> {
             && let Some(topic) = error.topic()
         {
             // Events for it are parked from here on, and what follows then heals.
-            if self.quarantine.topics.give_up_next(topic, error.clone()) {
+            if self
+                .judge
+                .quarantine
+                .topics
+                .give_up_next(topic, error.clone())
+            {
                 self.counts.attempt_failed(error.kind().class());
             }
             return Error::new(
@@ -896,7 +538,7 @@ impl<S: Sink> Publisher<S> {
         while let Some((before, event)) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
             if let Some(record) = event.isolated.take() {
-                record.with_record(|record| self.quarantine.took_isolated(record));
+                record.with_record(|record| self.judge.quarantine.took_isolated(record));
             }
             event.parks = None;
             if let Some(write_back) = event.write_back.take() {
@@ -906,7 +548,7 @@ impl<S: Sink> Publisher<S> {
             if self.transaction.is_used() {
                 self.transaction.uncommitted.push(*event);
             } else {
-                self.counts.finished(&event, &mut self.quarantine);
+                self.counts.finished(&event, &mut self.judge);
             }
         }
     }
@@ -930,7 +572,7 @@ impl<S: Sink> Publisher<S> {
     /// number of its events, if one is used.
     pub fn committed(&mut self) -> Option<u64> {
         for event in std::mem::take(&mut self.transaction.uncommitted) {
-            self.counts.finished(&event, &mut self.quarantine);
+            self.counts.finished(&event, &mut self.judge);
         }
         self.transaction
             .is_used()
@@ -980,17 +622,12 @@ impl<S: Sink> Publisher<S> {
         };
         let cause = format!("the bus refused a record; looking for it: {first}");
         if refused.len() > 1 {
-            self.quarantine.with_others();
+            self.judge.quarantine.with_others();
         }
         let mut judged = true;
         for (ticket, error) in refused {
             let event = self.ledger.event(*ticket).and_then(Option::as_deref);
-            judged &= event.is_some_and(|event| {
-                event
-                    .id
-                    .as_ref()
-                    .is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
-            });
+            judged &= self.judge.refused(event, error);
         }
         if judged {
             Error::new(Kind::BusUnreachable, cause)
@@ -1038,7 +675,7 @@ impl<S: Sink> Publisher<S> {
             });
         };
         if let Some(record) = &isolated {
-            self.quarantine.refused_isolated(id, record, &error);
+            self.judge.quarantine.refused_isolated(id, record, &error);
         }
         let row = Shown::of(id.row.id());
         if event.instead.is_some() {
@@ -1059,7 +696,7 @@ impl<S: Sink> Publisher<S> {
         };
         let event = self.ledger.event_mut(ticket).and_then(Option::as_mut);
         if let Some(event) = event
-            && let Some(parked) = blocked(event, &self.parking)
+            && let Some(parked) = blocked(event, &self.judge.parking)
         {
             let event = InFlight {
                 ticket: Some(ticket),
@@ -1090,7 +727,7 @@ impl<S: Sink> Publisher<S> {
         };
         let failure = Failure::of(error);
         if let Some(mut parked) = event.parks.take() {
-            self.quarantine.forget(&id);
+            self.judge.quarantine.forget(&id);
             let is_retried = error.kind().disposition() == Disposition::RetryThenGiveUp;
             parked.retry_in_ms = error.retry_after.filter(|_| is_retried).map(millis);
             // The attempts of a topic are none of this event.
@@ -1107,15 +744,12 @@ impl<S: Sink> Publisher<S> {
             OnError::Park,
             "P3: skipped in place of parked"
         );
-        let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
+        let judge = &mut self.judge;
+        let rows = judge.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
         let reason = self.setup.reason(&rows.outbox, &id, event.place, &failure);
         let columns = event.context.as_ref().and_then(|context| context.columns());
-        let again = self.quarantine.give_up(&id, verdict);
-        let instead = match self.setup.delivery.on_error {
-            OnError::DeadLetter if again => Instead::DeadLetterAgain,
-            OnError::DeadLetter => Instead::DeadLetter,
-            OnError::Park | OnError::Skip | OnError::Stop => Instead::Nothing,
-        };
+        let again = judge.quarantine.give_up(&id, verdict);
+        let instead = Instead::of(self.setup.delivery.on_error, again);
         if again {
             instead.log_again(&reason, trace_id, columns);
         } else {
@@ -1127,7 +761,7 @@ impl<S: Sink> Publisher<S> {
         let letter = (instead != Instead::Nothing).then(|| record.into_dead_letter(topic, &reason));
         // Of two rows of a table with the same id, each is judged by itself.
         if letter.is_none() && event.place.via != Via::Slot {
-            self.quarantine.forget(&id);
+            judge.quarantine.forget(&id);
         }
         let row = Shown::of(id.row.id());
         let event = InFlight {
@@ -1155,7 +789,7 @@ impl<S: Sink> Publisher<S> {
             .flatten()
             .filter_map(|event| event.write_back.as_ref()?.parked());
         let under_way = self.write_backs.parked().chain(in_flight).map(waiting_as);
-        self.parking.begin_look(under_way.collect());
+        self.judge.parking.begin_look(under_way.collect());
     }
 
     /// Parks an event: `why`, unless it is parked behind an earlier one. Later events of its
@@ -1169,14 +803,13 @@ impl<S: Sink> Publisher<S> {
         why: Option<Failure>,
         fix: Option<String>,
     ) -> Result<()> {
-        let rows = self
-            .rows
-            .get(parked.row.outbox)
-            .ok_or_else(no_such_outbox)?;
+        let outbox = parked.row.outbox;
+        let judge = &mut self.judge;
+        let rows = judge.rows.get(outbox).ok_or_else(no_such_outbox)?;
         let slot = &self.setup.slot;
         let place = parked.place;
-        if self.parking.holds(&parked.row, &place) {
-            let is_unsure = self.parking.came_again(&parked.row, &place, rows, slot);
+        if judge.parking.holds(&parked.row, &place) {
+            let is_unsure = judge.parking.came_again(&parked.row, &place, rows, slot);
             self.counts.waiting_again += u64::from(is_unsure);
             return self.done(event.without_record());
         }
@@ -1207,7 +840,7 @@ impl<S: Sink> Publisher<S> {
             let asked_ms = parked.retry_in_ms.unwrap_or_default();
             parked.retry_in_ms = wait.map(|wait| millis(wait).max(asked_ms));
         }
-        let is_parked = self.parking.park(waiting_as(&parked));
+        let is_parked = judge.parking.park(waiting_as(&parked));
         is_parked.map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
         self.counts.parked += 1;
         self.write_backs.expect(&parked);
@@ -1217,21 +850,6 @@ impl<S: Sink> Publisher<S> {
             ..event.without_record()
         })
     }
-}
-
-/// An id as it is typed in a shell; one that would have to be quoted is left open.
-fn typed(id: &[u8]) -> &str {
-    let is_plain = |id: &&str| {
-        id.len() <= 100
-            && id.starts_with(|first: char| first.is_ascii_alphanumeric())
-            && id
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    std::str::from_utf8(id)
-        .ok()
-        .filter(is_plain)
-        .unwrap_or("ID")
 }
 
 fn dead_letter_refused(error: &Error, topic: &str) -> Error {
@@ -1300,36 +918,6 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. 
              omitted (logged once for \
              each outbox; rename the headers)");
     }
-}
-
-#[cold]
-fn stops_at_copy(event: &Event<'_>, slot: &SlotName) -> Error {
-    let cause = format!(
-        "slot {slot}: the row was copied: transaction {} wrote it, and its transaction column has \
-         another one; \
-         outbox.copied_rows is stop",
-        event.xid.unwrap_or_default()
-    );
-    let Place {
-        commit_lsn, index, ..
-    } = event.place;
-    let error = Error::new(Kind::Event, cause).remedy(
-        "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where \
-         their events are \
-         published already",
-    );
-    error
-        .of_row(Shown::of(event.id()))
-        .of_event(commit_lsn, index)
-}
-
-/// The assembler counts outboxes as the configuration does.
-#[cold]
-fn no_such_outbox() -> Error {
-    Error::new(
-        Kind::Bug,
-        "an event is from an outbox that is not configured",
-    )
 }
 
 /// The source contradicts itself or us: nothing it says may be confirmed any more.

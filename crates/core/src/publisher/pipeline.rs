@@ -130,13 +130,14 @@ impl<S: Sink> Pipeline<S> {
     #[inline]
     fn sent_below(&mut self, lsn: Lsn) {
         let Publisher {
-            before,
+            judge,
             counts,
             setup,
             ..
         } = &mut self.publisher;
         let events = counts.delivered_before;
-        if before.take_if(|before| before.is_over(lsn)).is_some() && events > 0 {
+        let ended = judge.before.take_if(|before| before.is_over(lsn));
+        if ended.is_some() && events > 0 {
             tracing::info!(event = "duplicates_prevented", slot = %setup.slot, events,
                 "events that their topics already had were not published again");
         }

@@ -1,0 +1,179 @@
+//! What is done with an event: published, kept until more is known, given up, parked, or nothing.
+
+use std::time::Instant;
+
+use super::delivered_before::{DeliveredBefore, Verdict as Before};
+use super::in_flight::{InFlight, Pending};
+use super::parked_index::ParkedIndex;
+use super::quarantine::{EventId, Quarantine, Verdict};
+use super::setup::Setup;
+use super::write_back::RowPolicy;
+use crate::config::{CopiedRows, OnError, SlotName};
+use crate::error::{Error, Kind, Result};
+use crate::event::{Event, Place, Shown};
+use crate::route::Record;
+
+/// What is known of events beside the ledger: their rows, what the bus refused, what is parked,
+/// and what was delivered before.
+#[derive(Debug)]
+pub struct Judge {
+    /// By outbox: what is written to rows.
+    pub rows: Vec<RowPolicy>,
+    /// Events and topics that the bus refuses.
+    pub quarantine: Quarantine,
+    /// The parked events.
+    pub parking: ParkedIndex,
+    /// Events that an earlier process may have published, while they come again.
+    pub before: Option<Box<DeliveredBefore>>,
+}
+
+/// What is done with a routed event.
+pub(super) enum Decision {
+    Enqueue,
+    /// Its record waits, and intake is closed.
+    Keep {
+        /// Nothing else is in flight with it: the bus may refuse it.
+        is_isolated: bool,
+        /// The outbox, while the tail of the topic has to be read.
+        unread_tail: Option<usize>,
+    },
+    DeliveredBefore,
+    GiveUp(Verdict),
+    Park,
+}
+
+impl Judge {
+    pub(super) fn new(setup: &Setup) -> Judge {
+        Judge {
+            rows: setup.outboxes.iter().map(RowPolicy::of).collect(),
+            quarantine: Quarantine::default(),
+            parking: ParkedIndex::default(),
+            before: None,
+        }
+    }
+
+    /// What its row says of an event; none where a copied row is skipped.
+    ///
+    /// # Errors
+    /// The row was copied, and `outbox.copied_rows` is `stop`.
+    pub(super) fn read(&mut self, event: &Event<'_>, setup: &Setup) -> Result<Option<InFlight>> {
+        let rows = self.rows.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        if event.is_copied() {
+            rows.copied(event, &setup.slot);
+            match rows.upkeep.copied_rows {
+                CopiedRows::Publish => {}
+                CopiedRows::Skip => return Ok(None),
+                CopiedRows::Stop => return Err(stops_at_copy(event, &setup.slot)),
+            }
+        }
+        Ok(Some(InFlight {
+            write_back: rows.on_acked(event),
+            id: (setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
+            max_attempts: rows.max_attempts(event, &setup.slot),
+            context: rows.context.read(event),
+            ..InFlight::of(event)
+        }))
+    }
+
+    /// What is done with a routed event. `refuses_each`: see [`crate::sink::Sink::refuses_each`].
+    pub(super) fn admit(
+        &mut self,
+        event: &Event<'_>,
+        known: &InFlight,
+        record: &Record<'_>,
+        setup: &Setup,
+        refuses_each: bool,
+    ) -> Decision {
+        let mut is_isolated = false;
+        if let Some(id) = &known.id {
+            if let Some(verdict) = self.quarantine.verdict(id) {
+                return Decision::GiveUp(verdict.clone());
+            }
+            let by_topic = || !refuses_each && self.parking.is_refusing(record.topic);
+            if self.parking.is_any()
+                && (self.parking.must_park(&id.row, &event.place, record) || by_topic())
+            {
+                return Decision::Park;
+            }
+            let retry = setup.delivery.retry.within(known.max_attempts);
+            let is_often = |attempts| attempts > retry.attempts;
+            let topics = &mut self.quarantine.topics;
+            if let Some(error) = topics.given_up(record.topic, Instant::now, is_often) {
+                return Decision::GiveUp(Verdict::of(error));
+            }
+            is_isolated = self.quarantine.is_suspect(id, record);
+        }
+        let before = self.before.as_mut();
+        match before.map(|before| before.judge(event.place, event.outbox, record)) {
+            Some(Before::Delivered) => Decision::DeliveredBefore,
+            Some(Before::Unread) => Decision::Keep {
+                is_isolated,
+                unread_tail: Some(event.outbox),
+            },
+            None | Some(Before::Publish) if is_isolated => Decision::Keep {
+                is_isolated,
+                unread_tail: None,
+            },
+            None | Some(Before::Publish) => Decision::Enqueue,
+        }
+    }
+
+    /// Whether the event of a kept record was delivered before.
+    pub(super) fn judge_again(&mut self, pending: &Pending) -> Before {
+        let Some((outbox, before)) = pending.unread_tail.zip(self.before.as_mut()) else {
+            return Before::Publish;
+        };
+        let place = pending.event.place;
+        let record = &pending.record;
+        record.with_record(|record| before.judge(place, outbox, record))
+    }
+
+    /// The bus refused the record of this event with `error`, which finished the producer. Whether
+    /// it is known from now on what to do when the event comes again.
+    pub(super) fn refused(&mut self, event: Option<&InFlight>, error: &Error) -> bool {
+        event.is_some_and(|event| {
+            let id = event.id.as_ref();
+            id.is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
+        })
+    }
+
+    /// This event does not come again. Whether its topic takes records again.
+    pub(super) fn finished(&mut self, event: &InFlight) -> bool {
+        let topic = event.refusing.as_ref();
+        let takes_again = topic.is_some_and(|topic| self.quarantine.topics.took(topic));
+        if let Some(id) = &event.id {
+            self.quarantine.delivered(id);
+        }
+        takes_again
+    }
+}
+
+#[cold]
+fn stops_at_copy(event: &Event<'_>, slot: &SlotName) -> Error {
+    let cause = format!(
+        "slot {slot}: the row was copied: transaction {} wrote it, and its transaction column has \
+         another one; \
+         outbox.copied_rows is stop",
+        event.xid.unwrap_or_default()
+    );
+    let Place {
+        commit_lsn, index, ..
+    } = event.place;
+    let error = Error::new(Kind::Event, cause).remedy(
+        "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where \
+         their events are \
+         published already",
+    );
+    error
+        .of_row(Shown::of(event.id()))
+        .of_event(commit_lsn, index)
+}
+
+/// The assembler counts outboxes as the configuration does.
+#[cold]
+pub(super) fn no_such_outbox() -> Error {
+    Error::new(
+        Kind::Bug,
+        "an event is from an outbox that is not configured",
+    )
+}

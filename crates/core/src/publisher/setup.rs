@@ -1,0 +1,141 @@
+//! The configuration of a publisher, and what follows from it for an event that fails.
+
+use std::time::Duration;
+
+use super::in_flight::{InFlight, Pending};
+use super::quarantine::EventId;
+use crate::config::{DeliveryConfig, OnError, OutboxConfig, SlotName};
+use crate::error::{Disposition, Error, NextCommand, Remedy};
+use crate::event::{Event, Place, Shown};
+use crate::ledger::Limits;
+use crate::parked::{Failure, ParkedEvent};
+use crate::route::dead_letter::Reason;
+use crate::route::{OwnedRecord, Record};
+
+/// The configuration of a publisher.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The slot, for errors.
+    pub slot: SlotName,
+    /// Which rows are events, and what records they become.
+    pub outboxes: Vec<OutboxConfig>,
+    /// The limits of events in flight.
+    pub limits: Limits,
+    /// The reaction to events that cannot be delivered.
+    pub delivery: DeliveryConfig,
+}
+
+impl Setup {
+    pub(super) fn columns(&self, outbox: usize) -> &[String] {
+        self.outboxes
+            .get(outbox)
+            .map(|outbox| outbox.columns.as_slice())
+            .unwrap_or_default()
+    }
+
+    /// `event` as it is parked, where events that are given up are parked.
+    pub(super) fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
+        (self.delivery.on_error == OnError::Park)
+            .then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
+    }
+
+    /// What to do about an event that `error` keeps from its topic, after what the configuration
+    /// says was done with it.
+    pub(super) fn fix_of_given_up(&self, id: &EventId, error: &Error) -> Option<String> {
+        let of_command = |name| {
+            NextCommand::new(name)
+                .option("slot", &self.slot)
+                .option("id", typed(id.row.id()))
+        };
+        let outbox = self.outboxes.get(id.row.outbox);
+        // The row of an event that is given up is deleted, too, unless it is marked.
+        let deletes =
+            |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
+        let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some())
+            && outbox.filter(deletes).is_none();
+        let then = match self.delivery.on_error {
+            OnError::Park => {
+                Remedy::from("then have the event tried again: ").and(of_command("parked retry"))
+            }
+            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
+                Remedy::from("then publish its row, if it is still in the table: ")
+                    .and(of_command("replay"))
+            }
+            OnError::DeadLetter => Remedy::from(
+                "then produce the dead letter to its topic with a tool of the bus: see \
+                 docs/explanation/undeliverable-events.md",
+            ),
+            OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
+        };
+        let cause = error.any_remedy().or_else(|| error.kind().remedy())?;
+        Some(Remedy::joined([cause, then]).to_string())
+    }
+
+    /// How long a record that its bus refuses alone waits before it is sent again; none where its
+    /// event is given up.
+    pub(super) fn wait_of_refused(
+        &self,
+        event: Option<&InFlight>,
+        error: &Error,
+    ) -> Option<Duration> {
+        if error.kind().disposition() != Disposition::RetryThenGiveUp {
+            return None;
+        }
+        let max_attempts = event.and_then(|event| event.max_attempts);
+        let retry = self.delivery.retry.within(max_attempts);
+        let is_dead_letter = event.is_some_and(|event| event.instead.is_some());
+        let failed = match self.delivery.on_error {
+            // The next attempts are made from the table of parked events.
+            OnError::Park => return None,
+            // Nothing replaces a dead letter.
+            _ if is_dead_letter => error.attempts.min(retry.attempts),
+            OnError::DeadLetter | OnError::Skip | OnError::Stop => error.attempts,
+        };
+        let wait = retry.wait(failed, fastrand::f64())?;
+        Some(wait.max(error.retry_after.unwrap_or_default()))
+    }
+
+    /// The record of `event`, which is not enqueued yet.
+    pub(super) fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
+        let row = Shown::of(event.id());
+        let event = InFlight {
+            parks: self.parks(event),
+            ..known
+        };
+        Pending::new(OwnedRecord::of(record), event, row)
+    }
+
+    /// Why the event `id` of `outbox` is given up, for logs and for its dead letter.
+    pub(super) fn reason<'r>(
+        &'r self,
+        outbox: &'r str,
+        id: &'r EventId,
+        place: Place,
+        failure: &'r Failure,
+    ) -> Reason<'r> {
+        Reason {
+            slot: &self.slot,
+            outbox,
+            row: id.row.id(),
+            place,
+            class: failure.class,
+            cause: &failure.cause,
+            attempts: failure.attempts,
+        }
+    }
+}
+
+/// An id as it is typed in a shell; one that would have to be quoted is left open.
+fn typed(id: &[u8]) -> &str {
+    let is_plain = |id: &&str| {
+        id.len() <= 100
+            && id.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && id
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    std::str::from_utf8(id)
+        .ok()
+        .filter(is_plain)
+        .unwrap_or("ID")
+}
