@@ -76,7 +76,7 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
 pub struct Place {
     pub name: String,
     /// What there is, or why a record would be refused.
-    pub found: Result<&'static str>,
+    pub found: Result<String>,
 }
 
 /// What a bus says to one record.
@@ -511,8 +511,10 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
                     survey.ok(BUS, address, format!("{name} answers"));
                     let topics: Vec<&str> = seen.topics.keys().map(String::as_str).collect();
                     for Place { name, found } in bus.places(&topics).await {
-                        let fits = found.as_ref().copied().unwrap_or_default();
-                        survey.judged(TOPIC, name, found.clone().map(drop), fits);
+                        match found {
+                            Ok(found) => survey.ok(TOPIC, name, found),
+                            Err(error) => survey.wrong(TOPIC, name, &error),
+                        }
                     }
                 }
                 Err(error) => survey.wrong(BUS, address, &error),

@@ -122,7 +122,8 @@ impl LaneBus for Rabbitmq {
             "" => (topics, "the queue exists"),
             name => (
                 &[name][..],
-                "the exchange exists; bindings cannot be asked for",
+                "the exchange exists; AMQP does not tell whether a queue is bound to it for each \
+                 topic: rabbitmqctl list_bindings",
             ),
         };
         let mut places = Vec::new();
@@ -130,7 +131,7 @@ impl LaneBus for Rabbitmq {
             let found = session.has_place(exchange, name).await;
             places.push(Place {
                 name: (*name).to_owned(),
-                found: found.map(|()| fits).map_err(answer::no_place),
+                found: found.map(|()| fits.to_owned()).map_err(answer::no_place),
             });
         }
         places
