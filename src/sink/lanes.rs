@@ -46,6 +46,9 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
         Ok(None)
     }
 
+    /// What makes connections weaker than they look: see [`BusChecks::weaknesses`].
+    fn weakness(config: &Config) -> Option<String>;
+
     /// How many records may be on their way.
     fn sent_max(&self) -> usize;
 
@@ -480,6 +483,10 @@ impl<B> LaneChecks<B> {
 }
 
 impl<B: LaneBus> BusChecks for LaneChecks<B> {
+    fn weaknesses(&self, config: &Config) -> Vec<String> {
+        B::weakness(config).into_iter().collect()
+    }
+
     fn admits(&self, config: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
         B::new(config).map(drop)
     }

@@ -234,6 +234,15 @@ pub(crate) trait BusChecks: Sync {
 struct NoChecks;
 
 impl BusChecks for NoChecks {}
+/// The warning about connections to a server elsewhere without TLS. `setting` tells how to have it.
+fn not_encrypted(kind: SinkKind, server: &str, setting: &str) -> String {
+    let name = kind.bus().name;
+    format!(
+        "{name}: the connection to {server} is not encrypted, and nobody knows who answers: see \
+         {setting}"
+    )
+}
+
 
 /// What a handle can do: see [`SinkHandle`].
 pub trait BusHandle: Send + Sync + std::fmt::Debug {

@@ -24,10 +24,12 @@ use reader::StreamReader;
 use record::Messages;
 use session::{API, Reply, Session};
 
+use crate::config::nats::SCHEMES;
+use crate::config::servers::in_clear;
 use crate::config::{Config, NatsConfig, SinkKind};
-use crate::sink::ReadTopics;
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place};
 use crate::sink::present::{Connection as _, Present};
+use crate::sink::{ReadTopics, not_encrypted};
 use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -125,6 +127,12 @@ impl LaneBus for Nats {
 
     fn reader(config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
         Ok(Some(Box::new(StreamReader::new(config)?)))
+    }
+
+    fn weakness(config: &Config) -> Option<String> {
+        let server = in_clear(&config.nats.servers, &SCHEMES)?;
+        let setting = "nats.servers, where tls:// always has TLS";
+        Some(not_encrypted(Self::KIND, server, setting))
     }
 
     fn sent_max(&self) -> usize {

@@ -21,10 +21,12 @@ use answer::Said;
 use record::Messages;
 use session::{Dialer, Session, TlsConnectorOf, Unconfirmed};
 
+use crate::config::rabbitmq::SCHEMES;
+use crate::config::servers::in_clear;
 use crate::config::{Config, SinkKind};
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place};
-use crate::sink::login;
 use crate::sink::present::Present;
+use crate::sink::{login, not_encrypted};
 use walrelay_core::error::Result;
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -60,6 +62,12 @@ impl LaneBus for Rabbitmq {
             messages: Messages::new(config)?,
             session: Present::default(),
         })
+    }
+
+    fn weakness(config: &Config) -> Option<String> {
+        let server = in_clear(&config.rabbitmq.servers, &SCHEMES)?;
+        let setting = "rabbitmq.servers, where amqps:// has TLS";
+        Some(not_encrypted(Self::KIND, server, setting))
     }
 
     fn sent_max(&self) -> usize {

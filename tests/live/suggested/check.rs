@@ -97,6 +97,30 @@ fn config_check_refuses_what_run_refuses_with_the_same_code() {
 }
 
 #[test]
+fn a_bus_elsewhere_without_tls_is_a_risk() {
+    let (seen, toml) = seen(DEBEZIUM, "");
+    for (kind, lines, server) in [
+        (
+            "nats",
+            "servers = 'tls://a, nats://b.example:1'\ntoken = 't'",
+            "nats://b.example:1",
+        ),
+        ("rabbitmq", "servers = 'amqps://a, b.example'", "b.example"),
+        ("webhook", "url = 'http://b.example/canary'", "b.example"),
+    ] {
+        let lines = format!("{toml}[sink]\nkind = '{kind}'\n[{kind}]\n{lines}\n");
+        let (code, said, told) = ends(&seen.check(&lines).flag("--offline"));
+        assert_eq!(code, Some(0), "{kind}: {told}");
+        let risk = format!("the connection to {server} is not encrypted");
+        assert!(told.contains(&risk), "{kind}: {told}");
+        assert!(
+            !told.contains("canary") && !said.contains("canary"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn config_check_refuses_invalid_sql_and_reads_its_columns() {
     let more = "[outbox]\ntable = 'TABLE'\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT', \
                 sent_at = now()\"\n";
