@@ -9,7 +9,7 @@ use crate::cli::output::{Outcome, Output, cell, hex, labelled, note, print, prin
 use crate::cli::sql::is_about_value;
 use crate::cli::survey::{Asked, Place, STATEMENT_LIMIT, Sampled, Values, look, readable};
 use crate::config::written::effective;
-use crate::config::{Config, SourceConfig};
+use crate::config::{Config, Mode, SourceConfig};
 use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quote_literal, quoted};
 use crate::postgres::sql::SqlSession;
@@ -312,6 +312,8 @@ struct Report<'a> {
     slot_exists: bool,
     /// Whether `run` would take the configuration after `setup`.
     fit: bool,
+    /// Whether the configuration has it poll the table, without publication and slot.
+    polls: bool,
     checks: &'a [Check],
     outboxes: Vec<Outbox>,
 }
@@ -495,6 +497,7 @@ impl Report<'_> {
             slot: source.slot.to_string(),
             slot_exists: facts.slot.is_some(),
             fit: checks.iter().all(|check| check.state != WRONG),
+            polls: source.mode == Mode::Poll,
             checks,
             outboxes,
         }
@@ -507,17 +510,22 @@ impl Report<'_> {
             (false, true) => format!("{name} is not there yet: walrelay setup creates it"),
             (false, false) => format!("{name} is not there"),
         };
-        let mut lines = vec![
-            (
-                "database",
-                format!("{}, PostgreSQL {}", self.database, self.server_version),
-            ),
-            (
-                "publication",
-                there(&self.publication, self.publication_exists),
-            ),
-            ("slot", there(&self.slot, self.slot_exists)),
-        ];
+        let mut lines = vec![(
+            "database",
+            format!("{}, PostgreSQL {}", self.database, self.server_version),
+        )];
+        if self.polls {
+            lines.push((
+                "polled",
+                "the table, without publication and slot".to_owned(),
+            ));
+        } else {
+            let publication = there(&self.publication, self.publication_exists);
+            lines.extend([
+                ("publication", publication),
+                ("slot", there(&self.slot, self.slot_exists)),
+            ]);
+        }
         for Check { found, fix, .. } in self.checks.iter().filter(|check| check.state == WARNING) {
             lines.push(("warning", found.clone()));
             lines.extend(

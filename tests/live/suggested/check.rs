@@ -121,6 +121,25 @@ fn a_bus_elsewhere_without_tls_is_a_risk() {
 }
 
 #[test]
+fn config_check_of_a_poller_speaks_of_no_slot() {
+    let ddl = DEBEZIUM.replace("payload jsonb", "payload jsonb, is_sent bool not null");
+    let (seen, toml) = seen(&ddl, "");
+    let polled = seen
+        .check(&toml)
+        .option("--mode", "poll")
+        .variable("WALRELAY_OUTBOX_PENDING", "not is_sent")
+        .variable("WALRELAY_OUTBOX_MARK", "is_sent = true")
+        .variable("WALRELAY_OUTBOX_ORDER_BY", "id");
+    let (code, said, told) = ends(&polled);
+    assert_eq!(code, Some(0), "{said}{told}");
+    assert!(
+        said.contains("the table, without publication and slot\n"),
+        "{said}"
+    );
+    assert!(!said.contains("walrelay setup"), "{said}");
+}
+
+#[test]
 fn config_check_refuses_invalid_sql_and_reads_its_columns() {
     let more = "[outbox]\ntable = 'TABLE'\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT', \
                 sent_at = now()\"\n";
