@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
-use crate::sink::{BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
-use crate::survey::{BUS, Seen, Survey, TOPIC};
+use crate::sink::{Admission, BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
+use crate::survey::{BUS, Largest, Seen, Survey, TOPIC};
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
@@ -487,8 +487,9 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
         B::weakness(config).into_iter().collect()
     }
 
-    fn admits(&self, config: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
-        B::new(config).map(drop)
+    fn admission(&self, config: &Config) -> Result<Admission> {
+        let bus = B::new(config)?;
+        Ok(Box::new(move |record| bus.check(record)))
     }
 
     fn reader(&self, config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
@@ -503,6 +504,14 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
     ) -> LocalBoxFuture<'a, Option<String>> {
         Box::pin(async move {
             let Bus { name, reach, .. } = B::KIND.bus();
+            for (topic, largest) in &seen.topics {
+                let Some(Largest { row, admitted, .. }) = largest else {
+                    continue;
+                };
+                let admitted = admitted.clone().map_err(|error| error.of_row(row));
+                let fits = format!("{name} can take that of row {row}");
+                survey.of_rows("record", topic, admitted, config.delivery.on_error, &fits);
+            }
             let address = config.bus_address().unwrap_or_default();
             let asked = match B::new(config) {
                 Ok(bus) => {
