@@ -6,6 +6,7 @@ use std::fmt::Display;
 use serde::Serialize;
 
 use crate::source::preflight::Finding;
+use walrelay_core::config::OnError;
 use walrelay_core::error::{Error, Errors, Kind, NextCommand, Remedy, Result};
 
 /// What Postgres says about the bus.
@@ -16,8 +17,8 @@ pub(crate) struct Seen {
     pub(crate) topics: BTreeMap<String, Option<Largest>>,
 }
 
-/// The largest record for a topic.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// The largest record for a topic, or one that the bus can never take.
+#[derive(Debug, Clone)]
 pub(crate) struct Largest {
     /// As the bus counts them.
     pub(crate) bytes: usize,
@@ -25,6 +26,8 @@ pub(crate) struct Largest {
     pub(crate) row: String,
     /// Its time, where a column says it.
     pub(crate) time_ms: Option<i64>,
+    /// Whether the bus can take it, as far as its client tells.
+    pub(crate) admitted: Result<()>,
 }
 
 /// The names of checks of the bus: whether it answers, has what records need, and lets us write.
@@ -135,6 +138,27 @@ impl<'a> Survey<'a> {
         match judged {
             Ok(()) => self.ok(check, subject, fits),
             Err(error) => self.wrong(check, subject, &error),
+        }
+    }
+
+    /// What was found out about the events of some rows. One that cannot be delivered is a risk
+    /// where the relay stops at it.
+    pub(crate) fn of_rows(
+        &mut self,
+        check: &'static str,
+        subject: impl Display,
+        judged: Result<()>,
+        on_error: OnError,
+        fits: &str,
+    ) {
+        match judged {
+            Ok(()) => self.ok(check, subject, fits),
+            Err(error) if on_error == OnError::Stop => self.risk(check, subject, &error),
+            Err(error) => self.ok(
+                check,
+                subject,
+                error.because("delivery.on_error says what becomes of such events"),
+            ),
         }
     }
 

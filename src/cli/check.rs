@@ -9,7 +9,7 @@ use crate::cli::output::{Outcome, Output, cell, hex, labelled, note, print, prin
 use crate::cli::sql::is_about_value;
 use crate::cli::survey::{Asked, Place, STATEMENT_LIMIT, Sampled, Values, look, readable};
 use crate::config::written::effective;
-use crate::config::{Config, SourceConfig};
+use crate::config::{Config, Mode, SourceConfig};
 use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quote_literal, quoted};
 use crate::postgres::sql::SqlSession;
@@ -18,7 +18,7 @@ use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 use walrelay_core::event::Shown as Id;
 
-use crate::sink::{AnySink, BusSink as _, checks};
+use crate::sink::{Admission, AnySink, BusSink as _, checks};
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
 use crate::survey::{Check, Survey, WARNING, WRONG};
@@ -53,10 +53,11 @@ Examples:
 
 The command makes the checks of `doctor` that concern Postgres, as if `setup` had made what is \
 missing. It routes the newest row, or the row of --id, and shows the record. For that the role \
-needs SELECT on the table, a right that `run` does not need. The command changes nothing and does \
-not connect to Kafka. --json prints the checks as those of `doctor`, and an object in `outboxes` \
-for each outbox. With --offline, or without a configured database, the command connects to \
-nothing, and prints every setting with its origin.
+needs SELECT on the table, a right that `run` does not need. The client of the bus says whether \
+the bus can take the record. The command changes nothing and does not connect to the bus. --json \
+prints the checks as those of `doctor`, and an object in `outboxes` for each outbox. With \
+--offline, or without a configured database, the command connects to nothing, and prints every \
+setting with its origin.
 
 Exit codes:
   0   `run` accepts the configuration; there may be warnings, and the table may be empty
@@ -66,7 +67,7 @@ Exit codes:
   14  the slot is not walrelay's, or is lost and run does not make it
   15  publication or table do not fit
   20  the row cannot be routed, and delivery.on_error is stop: `run` stops at such a row
-  21  the row makes a record that is larger than the producer sends, likewise";
+  21  the row makes a record that the bus can never take, likewise";
 
 const READING: &str = "reading a row";
 const OFFLINE: &str =
@@ -108,36 +109,18 @@ pub(crate) async fn check(
         };
         return Err(survey.ended().err().unwrap_or_else(late).into());
     };
-    let mut outboxes = Vec::new();
-    let mut without_id = Vec::new();
-    let mut catalogs = facts.catalogs.iter();
-    for outbox in &config.outboxes {
-        let Some(name) = outbox.source.table() else {
-            outboxes.push(Outbox::new(
-                outbox,
-                None,
-                Found::no_row("none: messages have no rows"),
-            ));
-            continue;
-        };
-        let catalog = catalogs.next();
-        let found = match row(&session, args, outbox, name, catalog, &config).await {
-            // With several tables, one of them has the row with this id.
-            Err(error) if args.id.is_some() && facts.catalogs.len() > 1 => {
-                without_id.push(error);
-                Found::no_row("none: the id is not in this table")
-            }
-            found => found?,
-        };
-        judge(&found, name, config.delivery.on_error, &mut survey);
-        outboxes.push(Outbox::new(outbox, catalog, found));
+    let admission = checks(config.sink.kind).admission(&config);
+    if let Err(error) = &admission {
+        survey.wrong("configuration", "", error);
     }
-    if let Some(error) = without_id
-        .pop()
-        .filter(|_| without_id.len() + 1 == facts.catalogs.len())
-    {
-        return Err(error.into());
-    }
+    let reading = Reading {
+        session: &session,
+        config: &config,
+        id: args.id.as_deref(),
+        with_body: !args.no_body,
+        admission: admission.ok(),
+    };
+    let outboxes = reading.outboxes(&facts.catalogs, &mut survey).await?;
     let report = Report::new(&config.source, &facts, &survey.checks, outboxes);
     print_report(args.output, &report, &report.text())?;
     Ok(survey.ended()?)
@@ -164,71 +147,123 @@ fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey
     }
 }
 
-async fn row(
-    session: &SqlSession,
-    args: &CheckArgs,
-    outbox: &OutboxConfig,
-    name: &TableName,
-    catalog: Option<&Catalog>,
-    config: &Config,
-) -> Result<Found> {
-    let is_readable = catalog.is_some_and(|catalog| readable(catalog, outbox));
-    let Some(table) = table::read(session.client(), name)
-        .await?
-        .filter(|_| is_readable)
-    else {
-        return Ok(Found::no_row("none: the table or a column is missing"));
-    };
-    let row_security = catalog
-        .and_then(|catalog| catalog.table.as_ref())
-        .is_some_and(|table| table.row_security);
-    let sampled = Sampled {
-        outbox,
-        name,
-        table: &table,
-    };
-    let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await {
-        Ok(Some(found)) => found,
-        Ok(None) => return Ok(Found::no_row("none: the table is empty")),
-        Err(error) if error.kind() == Kind::PostgresRefused && args.id.is_none() => {
-            let role = quoted(&config.source.database.user);
-            let why = match row_security {
-                true => format!(
-                    "not read: row-level security hides rows from role {role}, or it has no SELECT"
-                ),
-                false => format!(
-                    "not read: the role has no SELECT on the table. run needs that right only to \
-                     read rows after a loss of \
-                     the slot: grant select on {name} to {role}"
-                ),
+/// How rows are looked at.
+struct Reading<'r> {
+    session: &'r SqlSession,
+    config: &'r Config,
+    /// Of the row; by default the newest.
+    id: Option<&'r str>,
+    with_body: bool,
+    /// None where the settings make no client of the bus.
+    admission: Option<Admission>,
+}
+
+impl Reading<'_> {
+    /// Each outbox with its row, of which `survey` gets what becomes of it.
+    async fn outboxes(&self, catalogs: &[Catalog], survey: &mut Survey<'_>) -> Result<Vec<Outbox>> {
+        let mut outboxes = Vec::new();
+        let mut without_id = Vec::new();
+        let mut each = catalogs.iter();
+        for outbox in &self.config.outboxes {
+            let Some(name) = outbox.source.table() else {
+                outboxes.push(Outbox::new(
+                    outbox,
+                    None,
+                    Found::no_row("none: messages have no rows"),
+                ));
+                continue;
             };
-            return Ok(Found::no_row(why));
+            let catalog = each.next();
+            let found = match self.row(outbox, name, catalog).await {
+                // With several tables, one of them has the row with this id.
+                Err(error) if self.id.is_some() && catalogs.len() > 1 => {
+                    without_id.push(error);
+                    Found::no_row("none: the id is not in this table")
+                }
+                found => found?,
+            };
+            judge(&found, name, self.config.delivery.on_error, survey);
+            outboxes.push(Outbox::new(outbox, catalog, found));
         }
-        Err(error) => return Err(error),
-    };
-    let id = values.first().cloned().flatten().unwrap_or_default();
-    let mut found = Found {
-        row: Some(RowId { id, chosen }),
-        ..Found::default()
-    };
-    let position = outbox.route.position_header.as_deref();
-    let routed = sampled.routed(&values, |record| {
-        let bus = checks(config.sink.kind);
-        let size = bus.admits(config, record.topic, bus.record_bytes(record));
-        (Shown::of(record, position, !args.no_body), size)
-    });
-    match routed {
-        Ok((record, size)) => {
-            found.record = Some(record);
-            let id = found.row.as_ref().map(|row| Id::of(row.id.as_bytes()));
-            found.refused = size
-                .err()
-                .map(|error| id.into_iter().fold(error, Error::of_row));
+        if let Some(error) = without_id
+            .pop()
+            .filter(|_| without_id.len() + 1 == catalogs.len())
+        {
+            return Err(error);
         }
-        Err(error) if error.kind() == Kind::Event => found.refused = Some(error),
-        Err(error) => return Err(error),
+        Ok(outboxes)
     }
-    Ok(found)
+
+    async fn row(
+        &self,
+        outbox: &OutboxConfig,
+        name: &TableName,
+        catalog: Option<&Catalog>,
+    ) -> Result<Found> {
+        let Reading {
+            session,
+            config,
+            id,
+            with_body,
+            admission,
+        } = self;
+        let is_readable = catalog.is_some_and(|catalog| readable(catalog, outbox));
+        let Some(table) = table::read(session.client(), name)
+            .await?
+            .filter(|_| is_readable)
+        else {
+            return Ok(Found::no_row("none: the table or a column is missing"));
+        };
+        let row_security = catalog
+            .and_then(|catalog| catalog.table.as_ref())
+            .is_some_and(|table| table.row_security);
+        let sampled = Sampled {
+            outbox,
+            name,
+            table: &table,
+        };
+        let (values, chosen) = match read(session, &sampled, *id).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(Found::no_row("none: the table is empty")),
+            Err(error) if error.kind() == Kind::PostgresRefused && id.is_none() => {
+                let role = quoted(&config.source.database.user);
+                let why = match row_security {
+                    true => format!(
+                        "not read: row-level security hides rows from role {role}, or it has no \
+                         SELECT"
+                    ),
+                    false => format!(
+                        "not read: the role has no SELECT on the table. run needs that right only \
+                         to read rows after a loss of the slot: grant select on {name} to {role}"
+                    ),
+                };
+                return Ok(Found::no_row(why));
+            }
+            Err(error) => return Err(error),
+        };
+        let id = values.first().cloned().flatten().unwrap_or_default();
+        let mut found = Found {
+            row: Some(RowId { id, chosen }),
+            ..Found::default()
+        };
+        let position = outbox.route.position_header.as_deref();
+        let routed = sampled.routed(&values, |record| {
+            let admitted = admission.as_ref().map_or(Ok(()), |admits| admits(record));
+            (Shown::of(record, position, *with_body), admitted)
+        });
+        match routed {
+            Ok((record, admitted)) => {
+                found.record = Some(record);
+                let id = found.row.as_ref().map(|row| Id::of(row.id.as_bytes()));
+                found.refused = admitted
+                    .err()
+                    .map(|error| id.into_iter().fold(error, Error::of_row));
+            }
+            Err(error) if error.kind() == Kind::Event => found.refused = Some(error),
+            Err(error) => return Err(error),
+        }
+        Ok(found)
+    }
 }
 
 /// Reads the row with this id, or the newest, and tells why that one. The values have the text form
@@ -312,6 +347,8 @@ struct Report<'a> {
     slot_exists: bool,
     /// Whether `run` would take the configuration after `setup`.
     fit: bool,
+    /// Whether the configuration has it poll the table, without publication and slot.
+    polls: bool,
     checks: &'a [Check],
     outboxes: Vec<Outbox>,
 }
@@ -495,6 +532,7 @@ impl Report<'_> {
             slot: source.slot.to_string(),
             slot_exists: facts.slot.is_some(),
             fit: checks.iter().all(|check| check.state != WRONG),
+            polls: source.mode == Mode::Poll,
             checks,
             outboxes,
         }
@@ -507,17 +545,22 @@ impl Report<'_> {
             (false, true) => format!("{name} is not there yet: walrelay setup creates it"),
             (false, false) => format!("{name} is not there"),
         };
-        let mut lines = vec![
-            (
-                "database",
-                format!("{}, PostgreSQL {}", self.database, self.server_version),
-            ),
-            (
-                "publication",
-                there(&self.publication, self.publication_exists),
-            ),
-            ("slot", there(&self.slot, self.slot_exists)),
-        ];
+        let mut lines = vec![(
+            "database",
+            format!("{}, PostgreSQL {}", self.database, self.server_version),
+        )];
+        if self.polls {
+            lines.push((
+                "polled",
+                "the table, without publication and slot".to_owned(),
+            ));
+        } else {
+            let publication = there(&self.publication, self.publication_exists);
+            lines.extend([
+                ("publication", publication),
+                ("slot", there(&self.slot, self.slot_exists)),
+            ]);
+        }
         for Check { found, fix, .. } in self.checks.iter().filter(|check| check.state == WARNING) {
             lines.push(("warning", found.clone()));
             lines.extend(

@@ -7,8 +7,10 @@ use crate::cli::config::{self, RelaySettings};
 use crate::cli::output::{Grid, Outcome, Target, labelled};
 use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::column;
+use crate::config::SinkKind;
 use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
+use crate::config::written::URLS;
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
 use crate::source::catalog;
@@ -28,6 +30,9 @@ pub(crate) struct InitArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub relay: RelaySettings,
+    /// The destination of the records
+    #[arg(long, value_name = "SINK", value_parser = config::one_of::<SinkKind>())]
+    pub sink: Option<SinkKind>,
     #[command(flatten)]
     #[serde(skip)]
     pub target: Target,
@@ -37,6 +42,7 @@ pub(super) const HELP: &str = "\
 Examples:
   walrelay config init --table outbox > walrelay.toml
   walrelay config init --table sales.outbox --output walrelay.toml
+  walrelay config init --table outbox --sink nats > walrelay.toml
   walrelay config init --table '\"My Schema\".\"Out Box\"' \\
     --database-url postgres://me@db/shop
 
@@ -91,7 +97,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let about = explanation(
         &suggestion,
         file.as_deref(),
-        known.brokers.is_some(),
+        known.address.is_none().then(|| known.sink.bus().address),
         adds_column,
     );
     args.target.write(&suggestion.toml, &about, &suggestion)
@@ -121,6 +127,17 @@ fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
 }
 
 fn known(settings: &Settings) -> Result<Known> {
+    let sink = settings.model().sink.kind;
+    let bus = sink.bus();
+    if bus.example.is_empty() {
+        let kind: &str = sink.into();
+        let cause = format!(
+            "config init writes no file for {}: no table says how its records begin",
+            bus.name
+        );
+        let remedy = format!("begin with the example of docs/reference/{kind}.md");
+        return Err(Error::new(Kind::Config, cause).remedy(remedy));
+    }
     let text = |path| {
         settings
             .get(path)
@@ -140,7 +157,8 @@ fn known(settings: &Settings) -> Result<Known> {
         database_url: url.map(str::to_owned),
         slot: slot.map(|slot| slot.to_string()),
         publication: text("slot.publication"),
-        brokers: text("kafka.brokers"),
+        address: text(bus.address).filter(|_| !URLS.contains(&bus.address)),
+        sink,
         ..Known::default()
     })
 }
@@ -179,7 +197,7 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
 fn explanation(
     suggestion: &Suggestion,
     file: Option<&str>,
-    brokers_known: bool,
+    unset: Option<&str>,
     adds_column: bool,
 ) -> String {
     let mut columns = Grid::headed("column, type, used for, why");
@@ -213,11 +231,7 @@ fn explanation(
             "relay until Ctrl-C".to_owned(),
         ),
     ]);
-    let set = if brokers_known {
-        ""
-    } else {
-        " set kafka.brokers,"
-    };
+    let set = unset.map_or_else(String::new, |key| format!(" set {key},"));
     let first = match file {
         Some(file) => format!("Written to {file}. Read the file,{set} correct the guesses, then:"),
         None => format!("Save the output as {FILE},{set} correct the guesses, then:"),
@@ -313,7 +327,7 @@ mod tests {
             columns: columns.to_vec(),
             warnings: Vec::new(),
         };
-        insta::assert_snapshot!(explanation(&suggestion, None, false, false), @r#"
+        insta::assert_snapshot!(explanation(&suggestion, None, Some("kafka.brokers"), false), @r#"
         column     type                   used for     why
         id         uuid                   event id     the primary key
         tenant_id  character varying(50)  key, header  by its name
@@ -325,7 +339,7 @@ mod tests {
           walrelay run --config walrelay.toml           relay until Ctrl-C
         "#);
         suggestion.warnings.push("it may not fit".to_owned());
-        let explained = explanation(&suggestion, Some("w.toml"), true, true);
+        let explained = explanation(&suggestion, Some("w.toml"), None, true);
         assert!(
             explained.contains("notes down\n\nwarning: it may not fit\nWritten to"),
             "{explained}"

@@ -287,6 +287,8 @@ struct Asked {
     intake: Option<String>,
     /// Why intake is closed, or why that is not known.
     intake_detail: Option<String>,
+    /// `connected`, `disconnected`, or `blocked` where it answers and asks all its clients to wait.
+    bus: Option<String>,
     #[serde(skip)]
     fix: Option<String>,
 }
@@ -398,6 +400,7 @@ impl Report {
         self.asked = Asked::from(answer);
         if !is_at_work {
             self.asked.intake = None;
+            self.asked.bus = None;
             self.asked.intake_detail = Some("no relay is at work".to_owned());
         }
     }
@@ -489,11 +492,12 @@ impl Report {
         } = self;
         format!(
             "slot={slot} healthy={healthy} active={} ready={} table_reader_pid={} intake={} \
-             parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+             bus={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             relay.active,
             or_dash(self.asked.ready),
             or_dash(relay.table_reader_pid),
             or_dash(self.asked.intake.as_deref()),
+            or_dash(self.asked.bus.as_deref()),
             or_dash(self.parked.events),
             or_dash(wal.confirmed_lsn),
             or_dash(wal.lag_bytes),
@@ -539,6 +543,7 @@ impl Report {
             ("readiness", self.asked.readiness()),
             ("judged by", or_dash(self.asked.judged_by.as_deref())),
             ("intake", self.asked.intake()),
+            ("bus", self.asked.bus()),
             ("parked", self.parked_text()),
             ("last heard", wal.last_reply(relay.active)),
             ("confirmed", or_dash(wal.confirmed_lsn)),
@@ -622,6 +627,7 @@ impl From<Result<RelayAnswer, String>> for Asked {
             Ok(RelayAnswer {
                 readiness,
                 intake_closed,
+                bus,
             }) => Asked {
                 ready: Some(readiness.ready),
                 ready_detail: readiness.detail,
@@ -634,6 +640,7 @@ impl From<Result<RelayAnswer, String>> for Asked {
                     .to_owned(),
                 ),
                 intake_detail: intake_closed.map(|why| why.words().to_owned()),
+                bus: Some(Into::<&str>::into(bus).to_owned()),
                 fix: readiness.fix,
                 judged_by: None,
             },
@@ -653,6 +660,13 @@ impl Asked {
             .as_ref()
             .map(|detail| format!(": {detail}"));
         self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
+    }
+
+    fn bus(&self) -> String {
+        match self.bus.as_deref() {
+            Some("blocked") => "blocked: it asks all its clients to wait; the log says why".into(),
+            bus => bus.unwrap_or("not known").to_owned(),
+        }
     }
 
     fn readiness(&self) -> String {
@@ -816,8 +830,8 @@ mod tests {
         let mut row = json!({
             "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
             "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
-            "ready": true, "intake": "closed", "intake_detail": "sink.max_in_flight_bytes is \
-                reached",
+            "ready": true, "intake": "closed", "bus": "connected",
+            "intake_detail": "sink.max_in_flight_bytes is reached",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
             "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
             "wal_status": "reserved", "two_phase": false,
@@ -1090,6 +1104,7 @@ mod tests {
         readiness   ready
         judged by   -
         intake      closed: sink.max_in_flight_bytes is reached
+        bus         connected
         parked      5 events, the oldest for 3 min (walrelay parked list)
         last heard  1.5 s ago
         confirmed   0/2000000
@@ -1134,6 +1149,11 @@ mod tests {
                 "intake      not known: no answer\n",
             ),
             (
+                json!({"bus": "blocked"}),
+                "bus         blocked: it asks all its clients to wait; the log says why\n",
+            ),
+            (json!({"bus": null}), "bus         not known\n"),
+            (
                 json!({"ready": false, "ready_detail": "told to stop"}),
                 "readiness   not ready: told to stop\n",
             ),
@@ -1152,7 +1172,7 @@ mod tests {
         let json = json_line(&report(json!({}))).unwrap();
         let keys = "slot healthy problems kind plugin database active pid application client \
                     table_reader_pid \
-             stand_by_pids guarantee ready ready_detail judged_by intake intake_detail \
+             stand_by_pids guarantee ready ready_detail judged_by intake intake_detail bus \
              parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
              retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
              safe_wal_bytes \

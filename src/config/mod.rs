@@ -9,7 +9,7 @@
 //! | `nats` | checks of the servers of NATS and the login there |
 //! | `otel` | the collector of spans |
 //! | `rabbitmq` | checks of the servers of RabbitMQ and the login there |
-//! | `servers` | lists of servers |
+//! | `servers` | lists of servers, and which hosts are this machine |
 //! | `sink_kind` | the buses, and what each can do |
 //! | `smtp` | checks of the mail server and the login there |
 //! | `written` | configuration files that walrelay writes |

@@ -5,6 +5,9 @@ use super::model::NatsConfig;
 use super::servers::Server;
 use walrelay_core::error::Result;
 
+/// The schemes of servers. Without one, and with the first, a server may ask for TLS.
+pub(crate) const SCHEMES: [&str; 2] = ["nats", "tls"];
+
 /// The checked table.
 pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
     let nats = layer.model.nats.clone();
@@ -12,7 +15,7 @@ pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
         !nats.servers.is_empty()
             && !nats
                 .each_server()
-                .all(|server| Server::parse(server, &["nats", "tls"]).is_some()),
+                .all(|server| Server::parse(server, &SCHEMES).is_some()),
         "nats.servers",
         "has something that is no server",
         "write HOST:PORT, nats://HOST:PORT or tls://HOST:PORT, with commas between; user and \

@@ -28,6 +28,8 @@ pub struct Bus {
     pub name: &'static str,
     /// The key of the configuration with its address.
     pub address: &'static str,
+    /// An address for a file to begin with; empty where it takes more than that to begin.
+    pub example: &'static str,
     /// The remedy where nobody answers there.
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
@@ -109,6 +111,7 @@ const fn local(name: &'static str) -> Bus {
     Bus {
         name,
         address: "sink.kind",
+        example: name,
         reach: "start the relay again",
         stalled: "see who reads the output",
         create_topic: "",
@@ -122,6 +125,7 @@ kinds! {
     Kafka = Bus {
         name: "Kafka",
         address: "kafka.brokers",
+        example: "localhost:9092",
         reach: "check that the brokers run, that `brokers` and their advertised.listeners lead \
                 there from here, and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a \
@@ -141,6 +145,7 @@ kinds! {
     Nats = Bus {
         name: "NATS",
         address: "nats.servers",
+        example: "localhost:4222",
         reach: "check that the servers run, and that nats.servers leads there from here",
         stalled: "see whether each stream has a leader and room: nats stream report",
         create_topic: "nats stream add --subjects {topic}",
@@ -151,6 +156,7 @@ kinds! {
     Rabbitmq = Bus {
         name: "RabbitMQ",
         address: "rabbitmq.servers",
+        example: "localhost:5672",
         reach: "check that the servers run, and that rabbitmq.servers leads there from here",
         stalled: "see whether the servers have memory and disk: rabbitmq-diagnostics \
                   check_local_alarms; and whether each queue has a leader and room: rabbitmqctl \
@@ -163,6 +169,7 @@ kinds! {
     Smtp = Bus {
         name: "the mail server",
         address: "smtp.host",
+        example: "",
         reach: "check that the mail server runs, and that smtp.host and smtp.port lead to it from \
                 here",
         stalled: "see the mail server's log: it answers slowly, or takes no mail",
@@ -174,6 +181,7 @@ kinds! {
     Webhook = Bus {
         name: "the receiver",
         address: "webhook.url",
+        example: "http://localhost:8080/{topic}",
         reach: "check that the receiver runs, and that webhook.url leads to it from here",
         stalled: "see the receiver's log: it answers slowly, or not with 2xx",
         create_topic: "let the receiver take requests for {topic}",

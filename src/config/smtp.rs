@@ -2,6 +2,7 @@
 
 use super::file::Layer;
 use super::model::{SmtpConfig, SmtpTls};
+use super::servers::is_here;
 use walrelay_core::error::Result;
 
 /// The checked table.
@@ -40,7 +41,7 @@ pub(super) fn smtp(layer: &Layer) -> Result<SmtpConfig> {
         "set smtp.password_file, or the variable WALRELAY_SMTP_PASSWORD",
     )?;
     layer.refuse_if(
-        !smtp.user.is_empty() && smtp.tls == SmtpTls::Off && !is_local(&smtp.host),
+        !smtp.user.is_empty() && smtp.tls == SmtpTls::Off && !is_here(&smtp.host),
         "smtp.tls",
         "is off, and the password would be sent in the clear",
         "set it to starttls or implicit",
@@ -52,11 +53,6 @@ pub(super) fn smtp(layer: &Layer) -> Result<SmtpConfig> {
 fn is_host(text: &str) -> bool {
     let is_name = |char: char| char.is_ascii_alphanumeric() || "._-:".contains(char);
     text.len() <= 255 && text.chars().all(is_name) && (text.matches(':').count() != 1)
-}
-
-fn is_local(host: &str) -> bool {
-    let address: Option<std::net::IpAddr> = host.parse().ok();
-    host == "localhost" || address.is_some_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

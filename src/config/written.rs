@@ -25,7 +25,7 @@ const SHOWN_PROPERTIES: &[&str] = &[
 ];
 
 /// Keys whose values may have a secret inside.
-const URLS: [&str; 3] = ["database.url", "upkeep.database", "webhook.url"];
+pub(crate) const URLS: [&str; 3] = ["database.url", "upkeep.database", "webhook.url"];
 
 const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 

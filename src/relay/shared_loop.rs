@@ -33,7 +33,7 @@ use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::{ToDo, stalled_fix, wal_not_sent_fix};
 use crate::telemetry::otel::Spans;
-use crate::telemetry::{Flow, Metrics, NotReady, Side, Telemetry};
+use crate::telemetry::{Flow, Metrics, NotReady, Telemetry};
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::clock::now_us;
 use walrelay_core::error::{Disposition, Error, Kind, Result};
@@ -277,14 +277,13 @@ impl<'a> SharedLoop<'a> {
             SharedInput::Control(end) => return Err(end.error().clone()),
             SharedInput::Bus(connection) => {
                 let connection = connection?;
-                let answers = connection.answers();
+                telemetry.bus(&connection);
                 let fault = match connection {
                     Connection::Up => None,
                     Connection::Blocked(error) => Some(error),
                     Connection::Down { cause, .. } => Some(Error::new(Kind::BusUnreachable, cause)),
                     Connection::Refused(error) => Some(error),
                 };
-                telemetry.connected(Side::Bus, answers);
                 fault.iter().for_each(|error| telemetry.failed(error));
             }
         }
@@ -640,7 +639,7 @@ impl BusWatch {
     fn new(sink: &AnySink, telemetry: &Telemetry) -> BusWatch {
         let mut connection = sink.watch_connection();
         let handle = sink.handle();
-        telemetry.connected(Side::Bus, connection.borrow_and_update().answers());
+        telemetry.bus(&connection.borrow_and_update());
         BusWatch {
             connection,
             unusable: fused(async move { handle.unusable().await }),

@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Bus, Config, SinkKind};
 use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
-use crate::sink::{BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
-use crate::survey::{BUS, Seen, Survey, TOPIC};
+use crate::sink::{Admission, BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
+use crate::survey::{BUS, Largest, Seen, Survey, TOPIC};
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
@@ -46,6 +46,9 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
     fn reader(_: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
         Ok(None)
     }
+
+    /// What makes connections weaker than they look: see [`BusChecks::weaknesses`].
+    fn weakness(config: &Config) -> Option<String>;
 
     /// How many records may be on their way.
     fn sent_max(&self) -> usize;
@@ -94,7 +97,7 @@ impl ServerState {
 pub struct Place {
     pub name: String,
     /// What there is, or why a record would be refused.
-    pub found: Result<&'static str>,
+    pub found: Result<String>,
 }
 
 /// What a bus says to one record.
@@ -505,8 +508,13 @@ impl<B> LaneChecks<B> {
 }
 
 impl<B: LaneBus> BusChecks for LaneChecks<B> {
-    fn admits(&self, config: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
-        B::new(config).map(drop)
+    fn weaknesses(&self, config: &Config) -> Vec<String> {
+        B::weakness(config).into_iter().collect()
+    }
+
+    fn admission(&self, config: &Config) -> Result<Admission> {
+        let bus = B::new(config)?;
+        Ok(Box::new(move |record| bus.check(record)))
     }
 
     fn reader(&self, config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
@@ -521,6 +529,14 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
     ) -> LocalBoxFuture<'a, Option<String>> {
         Box::pin(async move {
             let Bus { name, reach, .. } = B::KIND.bus();
+            for (topic, largest) in &seen.topics {
+                let Some(Largest { row, admitted, .. }) = largest else {
+                    continue;
+                };
+                let admitted = admitted.clone().map_err(|error| error.of_row(row));
+                let fits = format!("{name} can take that of row {row}");
+                survey.of_rows("record", topic, admitted, config.delivery.on_error, &fits);
+            }
             let address = config.bus_address().unwrap_or_default();
             let asked = match B::new(config) {
                 Ok(bus) => {
@@ -536,8 +552,10 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
                     survey.ok(BUS, address, format!("{name} answers"));
                     let topics: Vec<&str> = seen.topics.keys().map(String::as_str).collect();
                     for Place { name, found } in bus.places(&topics).await {
-                        let fits = found.as_ref().copied().unwrap_or_default();
-                        survey.judged(TOPIC, name, found.clone().map(drop), fits);
+                        match found {
+                            Ok(found) => survey.ok(TOPIC, name, found),
+                            Err(error) => survey.wrong(TOPIC, name, &error),
+                        }
                     }
                 }
                 Err(error) => survey.wrong(BUS, address, &error),

@@ -191,6 +191,9 @@ pub trait BusSink: Sink + Sized {
     }
 }
 
+/// See [`BusChecks::admission`].
+pub(crate) type Admission = Box<dyn Fn(&Record<'_>) -> Result<()>>;
+
 /// What a bus tells commands before anything is sent. What a bus has not is as the defaults say.
 pub(crate) trait BusChecks: Sync {
     /// What makes connections weaker than they look, without secrets.
@@ -208,9 +211,10 @@ pub(crate) trait BusChecks: Sync {
         record.bytes()
     }
 
-    /// Whether the client takes a record of this size.
-    fn admits(&self, _: &Config, _topic: &str, _record_bytes: usize) -> Result<()> {
-        Ok(())
+    /// What tells of a record whether the bus can ever take it, as far as its client knows.
+    /// Connects to nothing. Errors: the settings make no client.
+    fn admission(&self, _: &Config) -> Result<Admission> {
+        Ok(Box::new(|_| Ok(())))
     }
 
     /// Reads topics. None where nothing is read back from the bus.
@@ -228,6 +232,15 @@ pub(crate) trait BusChecks: Sync {
         survey.ok(BUS, "", "not asked: sink.kind is not kafka");
         Box::pin(async { None })
     }
+}
+
+/// The warning about connections to a server elsewhere without TLS. `setting` tells how to have it.
+fn not_encrypted(kind: SinkKind, server: &str, setting: &str) -> String {
+    let name = kind.bus().name;
+    format!(
+        "{name}: the connection to {server} is not encrypted, and nobody knows who answers: see \
+         {setting}"
+    )
 }
 
 /// Of a sink of this process.

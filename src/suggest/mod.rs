@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 pub(crate) use guess::{ColumnUse, ordering};
 use guess::{Guess, Guesses, Missing, Role};
 
+use crate::config::SinkKind;
 use crate::config::model::tables;
 use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::TableName;
@@ -30,7 +31,9 @@ pub(crate) struct Known {
     pub slot: Option<String>,
     /// If it is not the slot's default.
     pub publication: Option<String>,
-    pub brokers: Option<String>,
+    pub sink: SinkKind,
+    /// Where its bus is: `Bus::address`.
+    pub address: Option<String>,
     pub refused: Option<String>,
     /// Why `setup --add-xid-column` does, if it does.
     pub no_xid_column: Option<String>,
@@ -115,9 +118,10 @@ fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
 const SLOT_BYTES_MAX: usize = 54;
 /// Bytes of the number in the slot's name, of two digits each.
 const NUMBER_BYTES: usize = 4;
+/// That of sinks of this process is their address, too.
+const SINK: &str = "sink.kind";
 /// The topic's name has a prefix, too.
 const TOPIC_BYTES_MAX: usize = 200;
-const BROKERS: &str = "localhost:9092";
 
 fn toml(
     table: &TableName,
@@ -133,21 +137,30 @@ fn toml(
     published(&mut draft, columns, known);
     route(&mut draft, table, guesses);
     headers(&mut draft, guesses);
-    match &known.brokers {
-        Some(brokers) => draft.set("kafka.brokers", brokers),
-        None => {
-            draft.note(
-                "kafka.brokers",
-                "SET THIS: where Kafka is cannot be guessed.",
-            );
-            draft.set("kafka.brokers", BROKERS);
-        }
-    }
+    sink(&mut draft, known);
     draft.toml(&format!(
         "Suggested by `walrelay config init` for table {table}. What each line was guessed from is \
          above it: read them all, \
          and change what is wrong. docs/reference/templates.md has what else a route can do."
     ), &tables())
+}
+
+fn sink(draft: &mut Draft, known: &Known) {
+    let bus = known.sink.bus();
+    if known.sink != SinkKind::default() && bus.address != SINK {
+        draft.set(SINK, known.sink.into());
+    }
+    match &known.address {
+        Some(address) => draft.set(bus.address, address),
+        None => {
+            let name = bus.name;
+            draft.note(
+                bus.address,
+                &format!("SET THIS: where {name} is cannot be guessed."),
+            );
+            draft.set(bus.address, bus.example);
+        }
+    }
 }
 
 fn source(draft: &mut Draft, table: &TableName, known: &Known) {

@@ -437,7 +437,7 @@ fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
         database_url: some("postgres://db/shop"),
         slot: some("orders"),
         publication: some("pub"),
-        brokers: some("kafka:9092"),
+        address: some("kafka:9092"),
         ..Known::default()
     };
     let text = text(&known);

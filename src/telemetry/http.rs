@@ -20,13 +20,13 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
-use strum::VariantArray as _;
+use strum::{IntoStaticStr, VariantArray as _};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::doing::remedy;
 use super::page::{ClosesAt, Page};
-use super::{Telemetry, intake_sample};
+use super::{BUS_BLOCKED, Side, Telemetry, connection_sample, intake_sample};
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind, Result, with_causes};
 use walrelay_core::printable::printable;
@@ -302,6 +302,19 @@ pub(crate) struct RelayAnswer {
     pub(crate) readiness: Readiness,
     /// The reason for which it accepts no event; `None` if intake is open.
     pub(crate) intake_closed: Option<IntakeClosed>,
+    pub(crate) bus: BusState,
+}
+
+/// What the bus does, as a relay sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
+pub(crate) enum BusState {
+    /// It answers.
+    Connected,
+    /// It answers, and asks all its clients to wait.
+    Blocked,
+    /// It does not answer, or refuses the relay.
+    Disconnected,
 }
 
 /// Asks the relay of `slot` that serves `/metrics` and `/readyz` at `addr`. One is at work if
@@ -330,7 +343,7 @@ pub(crate) async fn ask_relay(
     let is_of_slot = metrics.contains(&format!("walrelay_relay_info{{slot=\"{slot}\""));
     // Where a relay is at work, one without Postgres is another.
     let is_it = is_of_slot && !has("walrelay_standing_by");
-    if !is_it || is_at_work && !has("walrelay_connection_state{side=\"postgres\"}") {
+    if !is_it || is_at_work && !has(&connection_sample(Side::Postgres)) {
         return Err(format!(
             "{addr} is not the address of the relay at work on slot {slot}"
         ));
@@ -341,9 +354,15 @@ pub(crate) async fn ask_relay(
         .iter()
         .find(|why| has(&intake_sample(**why)))
         .copied();
+    let bus = match (has(&connection_sample(Side::Bus)), has(BUS_BLOCKED)) {
+        (true, false) => BusState::Connected,
+        (true, true) => BusState::Blocked,
+        (false, _) => BusState::Disconnected,
+    };
     Ok(RelayAnswer {
         readiness,
         intake_closed: closed,
+        bus,
     })
 }
 
@@ -369,6 +388,7 @@ mod tests {
     use crate::conninfo::ConnInfo;
     use crate::telemetry::Side;
     use crate::telemetry::health::ToDo;
+    use walrelay_core::sink::Connection::Blocked;
 
     struct Server {
         addr: SocketAddr,
@@ -459,15 +479,20 @@ mod tests {
             ask(&orders).await,
             Ok(RelayAnswer {
                 readiness: good,
-                intake_closed: None
+                intake_closed: None,
+                bus: BusState::Connected,
             })
         );
+        let waits = Error::new(Kind::BusUnreachable, "low on memory");
+        server.telemetry.bus(&Blocked(waits));
+        assert_eq!(ask(&orders).await.map(|it| it.bus), Ok(BusState::Blocked));
         server
             .telemetry
             .metrics
             .intake_closed(Some(IntakeClosed::QueueFull));
         server.telemetry.connected(Side::Bus, false);
         let away = ask(&orders).await.unwrap();
+        assert_eq!(away.bus, BusState::Disconnected);
         assert_eq!(away.intake_closed, Some(IntakeClosed::QueueFull));
         assert_eq!(
             away.readiness.detail.as_deref(),

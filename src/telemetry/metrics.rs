@@ -166,6 +166,7 @@ metrics! {
     retries: ByLabel<&'static str, Counter> = plain, "Failed attempts that are repeated";
     reconnects: ByLabel<&'static str, Counter> = plain, "Connections made again";
     connection_state: ByLabel<&'static str, Gauge> = of_slot, "1 while connected";
+    pub(super) bus_blocked: Gauge = plain, "1 while the bus asks all its clients to wait";
     intake_closed: ByLabel<String, Gauge> = plain, "1 for the reason for which no event is taken \
                                                     in";
     ignored_messages: ByLabel<String, Counter> = plain, "Messages that carry no event, by \

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use crate::config::Bus;
 use walrelay_core::error::Error;
 use walrelay_core::publisher::IntakeClosed;
+use walrelay_core::sink::Connection;
 
 /// One of the two ends that the relay connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +69,14 @@ fn name_of<T: Copy + Into<&'static str>>(value: &T) -> String {
 /// The sample of `/metrics` that is 1 while this is the reason.
 pub(crate) fn intake_sample(why: IntakeClosed) -> String {
     format!("walrelay_intake_closed{{reason=\"{}\"}}", name_of(&why))
+}
+
+/// The sample that is 1 while the bus asks all its clients to wait.
+pub(crate) const BUS_BLOCKED: &str = "walrelay_bus_blocked";
+
+/// The sample that is 1 while this side is connected.
+pub(crate) fn connection_sample(side: Side) -> String {
+    format!("walrelay_connection_state{{side=\"{}\"}}", side.name())
 }
 
 /// The events of a topic. A new producer counts from 0.
@@ -140,6 +149,13 @@ impl Telemetry {
             self.metrics.stands_by();
         }
         self.health.standing_by(holder);
+    }
+
+    /// The bus was connected or lost, or asks to wait, or no longer does.
+    pub(crate) fn bus(&self, connection: &Connection) {
+        self.connected(Side::Bus, connection.answers());
+        let is_blocked = matches!(connection, Connection::Blocked(_));
+        self.metrics.bus_blocked.set(is_blocked.into());
     }
 
     /// An end was connected or lost.

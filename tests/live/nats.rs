@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::json;
 use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, verify};
 
+use crate::live::doctor::Checks;
 use crate::support::certificates::{Authority, LOOPBACK};
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::servers::{Nats, Postgres};
@@ -390,6 +391,39 @@ fn the_expected_stream_alone_takes_events() {
     let mut relay = ready(&with(&world, &nats, &format!("stream = \"{STREAM}\"\n")));
     all_delivered(&world, &nats);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// `doctor` asks JetStream which stream takes the topic of each row.
+#[test]
+fn doctor_names_the_stream_of_each_topic_or_why_there_is_none() {
+    let users = "authorization { users = [
+        {user: admin, password: admin}
+        {user: relay, password: canary, permissions: {publish: [\"outbox.event.>\"],
+            subscribe: [\"_INBOX.>\"]}}
+    ] }";
+    let admin = json!({"user": "admin", "pass": "admin"});
+    let Some(nats) = Nats::configured(users, &admin) else {
+        return;
+    };
+    let world = world();
+    world.emit(&world.sql(), "a");
+    let doctor = |lines: &str| {
+        let servers = format!("[nats]\nservers = \"{}\"\n{lines}", nats.address);
+        let doctor = world.command("doctor").option("--sink", "nats");
+        Checks::of(&doctor.config_file(&servers))
+    };
+    let admin = "user = \"admin\"\npassword = \"admin\"\n";
+    let checks = doctor(admin);
+    checks.has("topic", "wrong", "no stream takes it", "nats stream add");
+    assert_eq!(Some(checks.code), BUS_REFUSED);
+    nats.add_stream(STREAM, &ALL, json!({}));
+    doctor(admin).has("topic", "ok", "stream EVENTS takes it", "");
+    let other = format!("{admin}stream = \"OTHER\"\n");
+    let cause = "stream EVENTS takes it, and nats.stream is OTHER";
+    doctor(&other).has("topic", "wrong", cause, "correct nats.stream");
+    let unasked = "may not publish to $JS.API.STREAM.NAMES";
+    let relay = "user = \"relay\"\npassword = \"canary\"\n";
+    doctor(relay).has("topic", "ok", unasked, "");
 }
 
 /// P12: the server's certificate is verified.

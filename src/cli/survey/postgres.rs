@@ -27,7 +27,7 @@ use crate::survey::{Largest, Seen, Survey};
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::unit::human_bytes;
-use walrelay_core::config::{OnError, OutboxConfig, tables_of};
+use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::parked::Parking;
 use walrelay_core::printable::counted;
@@ -478,20 +478,26 @@ async fn rows(
         }
     };
     let mut routed = Ok(());
+    let bus = checks(config.sink.kind);
+    // Of settings that make no client, the check of the bus tells.
+    let admission = bus.admission(config).ok();
     for row in &values {
         let id = row.first().cloned().flatten().unwrap_or_default();
         let largest = |record: &Record<'_>| {
             let found = Largest {
-                bytes: checks(config.sink.kind).record_bytes(record),
+                bytes: bus.record_bytes(record),
                 row: id,
                 time_ms: record.timestamp_ms,
+                admitted: admission.as_ref().map_or(Ok(()), |admits| admits(record)),
             };
             (record.topic.to_owned(), found)
         };
         match sampled.routed(row, largest) {
             Ok((topic, found)) => {
                 let largest = seen.topics.entry(topic).or_default();
-                *largest = largest.take().max(Some(found));
+                let known = largest.take().into_iter();
+                let rank = |one: &Largest| (one.admitted.is_err(), one.bytes);
+                *largest = known.chain([found]).max_by_key(rank);
             }
             Err(error) => routed = Err(error),
         }
@@ -500,24 +506,9 @@ async fn rows(
         let risk = numbers_for_content(sampled, &number);
         survey.risk(CHECK, &subject, &risk);
     }
-    match routed {
-        Err(error) if config.delivery.on_error == OnError::Stop => {
-            survey.risk(CHECK, subject, &error)
-        }
-        Err(error) => survey.ok(
-            CHECK,
-            subject,
-            error.because("delivery.on_error says what becomes of such events"),
-        ),
-        Ok(()) => {
-            let topics = counted(values.len() as u64, "topic");
-            survey.ok(
-                CHECK,
-                subject,
-                format!("{topics} in the {ROWS_MAX} rows at most that were read"),
-            );
-        }
-    }
+    let topics = counted(values.len() as u64, "topic");
+    let fits = format!("{topics} in the {ROWS_MAX} rows at most that were read");
+    survey.of_rows(CHECK, subject, routed, config.delivery.on_error, &fits);
 }
 
 fn numbers_for_content(sampled: &Sampled<'_>, number: &str) -> Error {

@@ -256,8 +256,7 @@ impl KafkaSink {
             return Err(EnqueueError::Finished);
         }
         let limit_bytes = self.inner.options().message_max_bytes;
-        fits_client(record.topic, record_bytes(record), limit_bytes)
-            .map_err(EnqueueError::Refused)?;
+        fits_client(record, limit_bytes).map_err(EnqueueError::Refused)?;
         opaque(ticket, false).map_err(EnqueueError::Refused)?;
         self.inner.shared.sends_to(record.topic);
         Ok(record.key.map_or_else(
@@ -325,7 +324,9 @@ fn record_bytes(record: &Record<'_>) -> usize {
 }
 
 /// Whether librdkafka takes a record of this size, with its `message.max.bytes`.
-fn fits_client(topic: &str, record_bytes: usize, limit_bytes: usize) -> Result<()> {
+fn fits_client(record: &Record<'_>, limit_bytes: usize) -> Result<()> {
+    let topic = record.topic;
+    let record_bytes = record_bytes(record);
     if record_bytes <= limit_bytes {
         return Ok(());
     }

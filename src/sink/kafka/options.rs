@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
-use crate::config::KafkaConfig;
+use crate::config::{KafkaConfig, SinkKind, servers};
+use crate::sink::not_encrypted;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::printable::shell_word;
 use walrelay_core::secret::Secret;
@@ -302,10 +302,10 @@ pub(super) fn weaknesses(config: &KafkaConfig) -> Vec<String> {
         .into_iter()
         .map(|weak| format!("Kafka's server is not verified: {weak}"));
     let unencrypted = unencrypted(config).into_iter().take(1).map(|broker| {
-        format!(
-            "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see \
-             security.protocol of the \
-             Kafka properties"
+        not_encrypted(
+            SinkKind::Kafka,
+            broker,
+            "security.protocol of the Kafka properties",
         )
     });
     unverified.chain(unencrypted).collect()
@@ -332,11 +332,7 @@ fn is_here(broker: &str) -> bool {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => address,
     };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost"
-        || host
-            .parse()
-            .is_ok_and(|address: IpAddr| address.is_loopback())
+    servers::is_here(host)
 }
 
 /// Names the settings with which the server is not verified.

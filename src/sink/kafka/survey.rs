@@ -14,7 +14,7 @@ use super::options::{Options, tool_placeholders, weaknesses};
 use super::topic_reader::{Isolation, TopicReader};
 use super::{KafkaSink, fits_client, record_bytes};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
-use crate::sink::{BusChecks, BusHandle as _, BusSink as _, ReadTopics};
+use crate::sink::{Admission, BusChecks, BusHandle as _, BusSink as _, ReadTopics};
 use crate::survey::{BUS, Largest, Seen, Survey, TOPIC, TOPIC_RIGHTS};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::unit::human_bytes;
@@ -59,9 +59,9 @@ impl BusChecks for KafkaChecks {
         record_bytes(record)
     }
 
-    fn admits(&self, config: &Config, topic: &str, record_bytes: usize) -> Result<()> {
+    fn admission(&self, config: &Config) -> Result<Admission> {
         let limit_bytes = Options::producer(&config.kafka)?.message_max_bytes;
-        fits_client(topic, record_bytes, limit_bytes)
+        Ok(Box::new(move |record| fits_client(record, limit_bytes)))
     }
 
     fn reader(&self, config: &Config) -> Result<Option<Box<dyn ReadTopics>>> {
@@ -309,7 +309,12 @@ fn record_size(
     survey: &mut Survey<'_>,
 ) {
     const CHECK: &str = "record-size";
-    let Largest { bytes, row, .. } = largest;
+    let Largest {
+        bytes,
+        row,
+        admitted,
+        ..
+    } = largest;
     let bytes = *bytes;
     let limit = found
         .message_max_bytes
@@ -318,12 +323,12 @@ fn record_size(
         .as_deref()
         .unwrap_or("a limit that this user may not see (DescribeConfigs)");
     let fits = format!("the largest has {}, of {limit}", human_bytes(bytes as u64));
-    let by_client = KafkaChecks.admits(config, name, bytes);
     let codecs = ["compression.type", "compression.codec"];
     let given = codecs
         .iter()
         .find_map(|codec| config.kafka.properties.get(*codec));
-    match by_client
+    match admitted
+        .clone()
         .and_then(|()| found.takes(name, bytes))
         .map_err(|error| error.of_row(row))
     {

@@ -21,6 +21,9 @@ const OTHER_STREAM: u32 = 10060;
 const ACCOUNT_FULL: u32 = 10002;
 /// `JSNotEnabledErr`, `JSNotEnabledForAccountErr`
 const NO_JETSTREAM: [u32; 2] = [10076, 10039];
+/// The remedy where another stream takes a subject.
+const OTHER: &str =
+    "correct nats.stream, or the subjects of the streams: nats stream ls --subjects";
 
 /// What a message to the inbox of an attempt says.
 #[derive(Debug)]
@@ -104,11 +107,7 @@ fn failed(failure: &Failure, topic: &str) -> Error {
     let cause = failure.to_string();
     match (failure.err_code, failure.code) {
         (TOO_LARGE, _) => too_large(topic, &cause),
-        (OTHER_STREAM, _) => {
-            let remedy = "correct nats.stream, or the subjects of the streams: nats stream ls \
-                          --subjects";
-            refused(topic, &cause, remedy)
-        }
+        (OTHER_STREAM, _) => refused(topic, &cause, OTHER),
         (STORE_FAILED | ACCOUNT_FULL, _) | (_, 429 | 500..) => later(topic, &cause),
         _ => {
             let remedy = "see the stream's configuration: nats stream info";
@@ -158,6 +157,12 @@ pub(super) fn no_stream(topic: &str) -> Error {
          report"
     );
     refused(topic, "no stream takes it", &remedy)
+}
+
+/// Another stream takes them than `nats.stream` says.
+pub(super) fn other_stream(topic: &str, found: &str, wanted: &str) -> Error {
+    let cause = format!("stream {found} takes it, and nats.stream is {wanted}");
+    refused(topic, &cause, OTHER)
 }
 
 /// The user may not publish to this subject.

@@ -23,12 +23,14 @@ use tokio_rustls::rustls::ClientConfig;
 use answer::{Said, Taking};
 use reader::StreamReader;
 use record::Messages;
-use session::{Reply, Session};
+use session::{API, Reply, Session};
 
+use crate::config::nats::SCHEMES;
+use crate::config::servers::in_clear;
 use crate::config::{Config, NatsConfig, SinkKind};
-use crate::sink::ReadTopics;
-use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, ServerState};
+use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
 use crate::sink::present::{Connection as _, Present};
+use crate::sink::{ReadTopics, not_encrypted};
 use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -74,6 +76,34 @@ impl Nats {
         }
     }
 
+    /// Which stream takes records for `topic`.
+    async fn place(&self, session: &Session, topic: &str) -> Result<String> {
+        record::check_subject(topic)?;
+        let wanted = self.config.stream.as_str();
+        let cause = match session.ask_for_streams(topic).await {
+            Reply::Message(message) => match answer::taking(&message) {
+                Taking::Stream(name) if wanted.is_empty() || name == wanted => {
+                    return Ok(format!("stream {name} takes it"));
+                }
+                Taking::Stream(name) => return Err(answer::other_stream(topic, &name, wanted)),
+                Taking::Nobody => return Err(answer::no_stream(topic)),
+                Taking::Unknown(cause) => cause,
+            },
+            Reply::Denied(_) | Reply::TooLarge(_) => {
+                return Ok(format!(
+                    "not asked which stream takes it: this user may not publish to \
+                     {API}STREAM.NAMES"
+                ));
+            }
+            Reply::Silent => "JetStream does not answer".to_owned(),
+            Reply::Lost => session
+                .lost()
+                .into_error(Self::KIND.bus().reach)
+                .to_string(),
+        };
+        Err(answer::later(topic, &cause))
+    }
+
     fn lost(&self, session: &Arc<Session>) -> Answer {
         self.session.end(session);
         Answer::Away(session.lost())
@@ -103,6 +133,12 @@ impl LaneBus for Nats {
         Ok(Some(Box::new(StreamReader::new(config)?)))
     }
 
+    fn weakness(config: &Config) -> Option<String> {
+        let server = in_clear(&config.nats.servers, &SCHEMES)?;
+        let setting = "nats.servers, where tls:// always has TLS";
+        Some(not_encrypted(Self::KIND, server, setting))
+    }
+
     fn sent_max(&self) -> usize {
         self.config.max_in_flight
     }
@@ -128,6 +164,20 @@ impl LaneBus for Nats {
             Ok(session)
         });
         self.session.probe(connect).await
+    }
+
+    async fn places(&self, topics: &[&str]) -> Vec<Place> {
+        let Some(session) = self.session.get() else {
+            return Vec::new();
+        };
+        let mut places = Vec::new();
+        for topic in topics {
+            places.push(Place {
+                name: (*topic).to_owned(),
+                found: self.place(&session, topic).await,
+            });
+        }
+        places
     }
 
     async fn send(&self, record: &OwnedRecord) -> Answer {

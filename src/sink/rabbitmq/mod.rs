@@ -21,10 +21,12 @@ use answer::Said;
 use record::Messages;
 use session::{Dialer, Session, TlsConnectorOf, Unconfirmed};
 
+use crate::config::rabbitmq::SCHEMES;
+use crate::config::servers::in_clear;
 use crate::config::{Config, SinkKind};
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
-use crate::sink::login;
 use crate::sink::present::Present;
+use crate::sink::{login, not_encrypted};
 use walrelay_core::error::Result;
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -60,6 +62,12 @@ impl LaneBus for Rabbitmq {
             messages: Messages::new(config)?,
             session: Present::default(),
         })
+    }
+
+    fn weakness(config: &Config) -> Option<String> {
+        let server = in_clear(&config.rabbitmq.servers, &SCHEMES)?;
+        let setting = "rabbitmq.servers, where amqps:// has TLS";
+        Some(not_encrypted(Self::KIND, server, setting))
     }
 
     fn sent_max(&self) -> usize {
@@ -122,7 +130,8 @@ impl LaneBus for Rabbitmq {
             "" => (topics, "the queue exists"),
             name => (
                 &[name][..],
-                "the exchange exists; bindings cannot be asked for",
+                "the exchange exists; AMQP does not tell whether a queue is bound to it for each \
+                 topic: rabbitmqctl list_bindings",
             ),
         };
         let mut places = Vec::new();
@@ -130,7 +139,7 @@ impl LaneBus for Rabbitmq {
             let found = session.has_place(exchange, name).await;
             places.push(Place {
                 name: (*name).to_owned(),
-                found: found.map(|()| fits).map_err(answer::no_place),
+                found: found.map(|()| fits.to_owned()).map_err(answer::no_place),
             });
         }
         places

@@ -22,9 +22,10 @@ use mail::Mails;
 use pool::Pool;
 use session::Sent;
 
+use crate::config::servers::is_here;
 use crate::config::{Config, SinkKind, SmtpConfig, SmtpTls};
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink};
-use crate::sink::login;
+use crate::sink::{login, not_encrypted};
 use walrelay_core::error::Result;
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -52,6 +53,12 @@ impl LaneBus for Smtp {
             mails: Mails::new(config)?,
             pool: Pool::default(),
         })
+    }
+
+    fn weakness(config: &Config) -> Option<String> {
+        let SmtpConfig { host, tls, .. } = &config.smtp;
+        let is_in_clear = *tls == SmtpTls::Off && !is_here(host);
+        is_in_clear.then(|| not_encrypted(Self::KIND, host, "smtp.tls"))
     }
 
     fn sent_max(&self) -> usize {

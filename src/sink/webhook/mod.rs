@@ -38,7 +38,8 @@ use walrelay_core::secret::Secret;
 use self::answer::{failed, judge, no_connection};
 use self::signature::Signer;
 use super::lanes::{Answer, Away, LaneBus, LaneSink};
-use super::login;
+use super::{login, not_encrypted};
+use crate::config::servers::is_here;
 use crate::config::{Config, SinkKind, WebhookConfig};
 
 /// The sink of webhooks.
@@ -137,6 +138,11 @@ impl LaneBus for Webhook {
             timeout: webhook.timeout,
             sent_max: webhook.max_in_flight,
         })
+    }
+
+    fn weakness(config: &Config) -> Option<String> {
+        let url = url_of(&config.webhook).ok()?;
+        in_clear(&url).map(|host| not_encrypted(Self::KIND, host, "webhook.url"))
     }
 
     fn sent_max(&self) -> usize {
@@ -348,10 +354,15 @@ fn connector(config: &WebhookConfig, is_https: bool) -> Result<Connector> {
         .wrap_connector(http))
 }
 
+/// The host, where it is another one and is reached without TLS.
+fn in_clear(url: &Uri) -> Option<&str> {
+    let host = url.host().filter(|host| !is_here(host));
+    host.filter(|_| url.scheme_str() != Some("https"))
+}
+
 /// The value of `Authorization`, which only TLS, or this machine, may see.
 fn authorization(file: &str, url: &Uri) -> Result<HeaderValue> {
-    let is_local = matches!(url.host(), Some("localhost" | "127.0.0.1" | "[::1]"));
-    if url.scheme_str() != Some("https") && !is_local {
+    if in_clear(url).is_some() {
         let cause = "webhook.authorization_file is set, and webhook.url has no TLS";
         return Err(Error::new(Kind::Config, cause).remedy("write webhook.url with https://"));
     }

@@ -8,7 +8,7 @@ use strum::VariantArray as _;
 use super::snapshot::{DRAWN, LAG_BYTES, LAG_SECONDS, RETAINED, SAMPLE_SECONDS, Snapshot};
 use crate::telemetry::Side;
 use crate::telemetry::doing::{count, seconds};
-use crate::telemetry::intake_sample;
+use crate::telemetry::{BUS_BLOCKED, connection_sample, intake_sample};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::NextCommand;
 use walrelay_core::publisher::IntakeClosed;
@@ -132,18 +132,13 @@ fn list(now: &Snapshot, terms: &[(&str, &str, Shown)]) -> Markup {
 }
 
 fn connection(now: &Snapshot, side: Side) -> Markup {
-    let sample = format!("walrelay_connection_state{{side=\"{}\"}}", side.name());
-    let tone = if now.figures.get(&sample) == Some(1.0) {
-        "good"
-    } else {
-        "bad"
-    };
-    let words = |state: f64| {
-        if state == 1.0 {
-            "up".to_owned()
-        } else {
-            "down".to_owned()
-        }
+    let sample = connection_sample(side);
+    let is_up = now.figures.get(&sample) == Some(1.0);
+    let is_blocked = side == Side::Bus && now.figures.get(BUS_BLOCKED) == Some(1.0);
+    let (tone, words): (_, Shown) = match (is_up, is_blocked) {
+        (true, false) => ("good", |_| "up".to_owned()),
+        (true, true) => ("wait", |_| "up, and asks to wait".to_owned()),
+        (false, _) => ("bad", |_| "down".to_owned()),
     };
     html! { dt { "Connection" } dd { b .(tone) { (figure(now, &sample, words)) } } }
 }

@@ -282,8 +282,22 @@ fn an_alarm_is_waited_for_and_seen() {
         page.contains("takes no records for now: low on memory"),
         "{page}"
     );
+    let status = relay.asked_by(lab.world.command("status"));
+    let text = status.output().stdout;
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.contains("bus         blocked: it asks"), "{text}");
+    let json = status.clone().flag("--json").output().stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json["bus"], "blocked", "{json}");
+    assert_eq!(relay.metric("walrelay_bus_blocked"), Some(1.0));
+    let connected = "walrelay_connection_state{side=\"bus\"}";
+    assert_eq!(relay.metric(connected), Some(1.0));
     rabbitmq.ctl(&["set_vm_memory_high_watermark", "0.8"]);
     logged(&relay, "bus_unblocked");
+    let blocked = || relay.metric("walrelay_bus_blocked");
+    eventually("it is not blocked", ARRIVAL, blocked, |blocked| {
+        *blocked == Some(0.0)
+    });
     writers.wait_for(200);
     rabbitmq.ctl(&["set_vm_memory_high_watermark", "0"]);
     writers.wait_for(200);

@@ -2,6 +2,7 @@
 //! the row that is there.
 
 use super::Seen;
+use crate::live::doctor::Checks;
 use crate::support::relay::RelayCommand;
 use crate::support::servers::Postgres;
 use crate::support::world::ARRIVAL;
@@ -94,6 +95,106 @@ fn config_check_refuses_what_run_refuses_with_the_same_code() {
         .flag("--yes")
         .flag("--force")
         .succeed();
+}
+
+/// No server is asked what its client knows.
+#[test]
+fn config_check_and_doctor_try_what_each_bus_can_never_take() {
+    let ddl = DEBEZIUM.replace("payload jsonb", "payload jsonb, created_at timestamptz");
+    let (seen, toml) = seen(&ddl, "");
+    seen.sql.run(&format!(
+        "insert into outbox values ('{ID}', 'order', 'a', 'T', '1', now())"
+    ));
+    for (kind, lines, cause) in [
+        (
+            "nats",
+            "[nats]\nservers = '127.0.0.1:1'\n[route.headers]\nNats-Rollup = 'all'",
+            "would be an order to the NATS server",
+        ),
+        (
+            "rabbitmq",
+            "[rabbitmq]\nservers = '127.0.0.1:1'\n[route.headers]\nCC = 'other'",
+            "would route copies to other queues",
+        ),
+        (
+            "webhook",
+            "[webhook]\nurl = 'http://127.0.0.1:1/'\n[route]\nid_header = 'webhook-id'",
+            "is one that walrelay sets or never sends",
+        ),
+        (
+            "smtp",
+            "[smtp]\nhost = '127.0.0.1'\nport = 1\ntls = 'off'\nfrom = 'a@b.c'\n[route]\n\
+             timestamp = 'created_at'\n[route.headers]\nTo = '{type}'",
+            "no address",
+        ),
+    ] {
+        let lines = format!("{toml}[sink]\nkind = '{kind}'\n{lines}\n");
+        let (code, said, told) = ends(&seen.check(&lines));
+        assert_eq!(code, Some(21), "{kind}: {said}{told}");
+        assert!(told.contains(cause) && told.contains(ID), "{kind}: {told}");
+        assert!(!told.contains("is not encrypted"), "{told}");
+        let parks = seen.check(&lines).option("--on-error", "park");
+        assert_eq!(ends(&parks).0, Some(0), "{kind}");
+        let doctor = RelayCommand::new("doctor").config_file(&lines);
+        let checks = Checks::of(&doctor);
+        checks.has("record", "warning", cause, "");
+        checks.has("bus", "wrong", "", "check that");
+        if kind == "nats" {
+            let given_up = "delivery.on_error says what becomes of such events";
+            let parks = Checks::of(&doctor.option("--on-error", "park"));
+            parks.has("record", "ok", given_up, "");
+        }
+    }
+    // Settings that make no client stop `run` in any case, also without a row.
+    let lines = "[webhook]\nurl = 'http://127.0.0.1:1/'\nauthorization_file = '/nowhere'\n";
+    let lines = format!("{toml}[sink]\nkind = 'webhook'\n{lines}");
+    seen.sql.run("truncate outbox");
+    let (code, _, told) = ends(&seen.check(&lines).option("--on-error", "park"));
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("/nowhere cannot be read"), "{told}");
+}
+
+#[test]
+fn a_bus_elsewhere_without_tls_is_a_risk() {
+    let (seen, toml) = seen(DEBEZIUM, "");
+    for (kind, lines, server) in [
+        (
+            "nats",
+            "servers = 'tls://a, nats://b.example:1'\ntoken = 't'",
+            "nats://b.example:1",
+        ),
+        ("rabbitmq", "servers = 'amqps://a, b.example'", "b.example"),
+        ("webhook", "url = 'http://b.example/canary'", "b.example"),
+    ] {
+        let lines = format!("{toml}[sink]\nkind = '{kind}'\n[{kind}]\n{lines}\n");
+        let (code, said, told) = ends(&seen.check(&lines).flag("--offline"));
+        assert_eq!(code, Some(0), "{kind}: {told}");
+        let risk = format!("the connection to {server} is not encrypted");
+        assert!(told.contains(&risk), "{kind}: {told}");
+        assert!(
+            !told.contains("canary") && !said.contains("canary"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn config_check_of_a_poller_speaks_of_no_slot() {
+    let ddl = DEBEZIUM.replace("payload jsonb", "payload jsonb, is_sent bool not null");
+    let (seen, toml) = seen(&ddl, "");
+    let polled = seen
+        .check(&toml)
+        .option("--mode", "poll")
+        .variable("WALRELAY_OUTBOX_PENDING", "not is_sent")
+        .variable("WALRELAY_OUTBOX_MARK", "is_sent = true")
+        .variable("WALRELAY_OUTBOX_ORDER_BY", "id");
+    let (code, said, told) = ends(&polled);
+    assert_eq!(code, Some(0), "{said}{told}");
+    assert!(
+        said.contains("the table, without publication and slot\n"),
+        "{said}"
+    );
+    assert!(!said.contains("walrelay setup"), "{said}");
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! docs/reference/configuration.md: `walrelay config init`: the five tables of `examples/`, and
 //! shapes the field has beside them.
 
+use serde_json::json;
+
 use super::Seen;
 use crate::support::relay::RelayCommand;
-use crate::support::servers::Postgres;
+use crate::support::servers::{Nats, Postgres};
 use crate::support::topic::Record;
+use crate::support::wait::eventually;
+use crate::support::world::ARRIVAL;
 
 /// Topic, key and headers that were asked for, of one row that is relayed with the file as it was
 /// suggested.
@@ -135,6 +139,48 @@ fn config_init_serves_the_tables_of_the_examples() {
         ),
         ("{ \"a\":1 }", "t-1")
     );
+}
+
+#[test]
+fn config_init_writes_a_file_for_each_bus() {
+    let ddl = "create table outbox (id uuid primary key, aggregatetype text not null,
+               aggregateid text not null, type text, payload jsonb)";
+    let seen = Seen::new("outbox", ddl);
+    for (kind, address) in [
+        ("nats", "servers = \"localhost:4222\""),
+        ("rabbitmq", "servers = \"localhost:5672\""),
+        ("webhook", "url = \"http://localhost:8080/{topic}\""),
+        ("stdout", "kind = \"stdout\""),
+    ] {
+        let toml = seen.init().option("--sink", kind).succeed();
+        assert_lines(&toml, &[&format!("kind = \"{kind}\""), address]);
+        assert!(!toml.contains("afka"), "{toml}");
+        assert_eq!(toml.contains("SET THIS"), kind != "stdout", "{toml}");
+        seen.check(&toml).succeed();
+    }
+    let refused = seen.init().option("--sink", "smtp").output();
+    assert_eq!(refused.status.code(), Some(2));
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(told.contains("docs/reference/smtp.md"), "{told}");
+
+    let Some(nats) = Nats::start() else { return };
+    nats.add_stream("EVENTS", &["outbox.event.>"], json!({}));
+    let toml = seen.init().option("--sink", "nats").succeed();
+    let toml = toml.replace("localhost:4222", &nats.address);
+    RelayCommand::new("setup").config_file(&toml).succeed();
+    let id = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001";
+    seen.sql.run(&format!(
+        "insert into outbox values ('{id}', 'order', 'a', 'Placed', '1')"
+    ));
+    let mut relay = RelayCommand::new("run").config_file(&toml).start();
+    let count = || nats.count("EVENTS");
+    eventually("the event", ARRIVAL, count, |count| *count == 1);
+    assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+    RelayCommand::new("teardown")
+        .config_file(&toml)
+        .flag("--yes")
+        .flag("--force")
+        .succeed();
 }
 
 #[test]
