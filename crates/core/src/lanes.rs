@@ -2,7 +2,8 @@
 //! way, and many keys are.
 //!
 //! No I/O: [`Lanes::next`] gives the next record to send, [`Lanes::ended`] and [`Lanes::unknown`]
-//! take its outcome, and time is an argument. A lane is the queue of one key. Records without a key have a lane each.
+//! take its outcome, and time is an argument. A lane is the queue of one key. Records without a key
+//! have a lane each.
 //!
 //! 1. [`Lanes::enqueue`] puts a record at the end of its lane.
 //! 2. The first record of a lane is sent. The others wait for its ack.
