@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Bus, Config, SinkKind};
@@ -472,17 +472,32 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
         self.refusal.take()
     }
 
+    /// A server that restarts can refuse a client for a moment: it is asked again until that has
+    /// lasted.
     async fn missing(&self, _: &[&str], limit: Duration) -> Result<Vec<String>> {
-        let reach = B::KIND.bus().reach;
-        match probed(&*self.bus, limit).await {
-            Ok(()) => {
-                self.life.tracker.up();
-                Ok(Vec::new())
+        let tracker = &self.life.tracker;
+        let answered = async {
+            let mut pause = PAUSE;
+            loop {
+                match probed(&*self.bus, limit).await {
+                    Ok(()) => {
+                        tracker.up();
+                        return Ok(Vec::new());
+                    }
+                    Err(Away::Unusable(error)) => tracker.refused(error),
+                    Err(away) => {
+                        self.life.told(&away);
+                        return Err(away.into_error(B::KIND.bus().reach));
+                    }
+                }
+                sleep(pause).await;
+                pause *= 2;
             }
-            Err(away) => {
-                self.life.told(&away);
-                Err(away.into_error(reach))
-            }
+        };
+        tokio::select! {
+            biased;
+            error = tracker.unusable() => Err(error),
+            answered = answered => answered,
         }
     }
 

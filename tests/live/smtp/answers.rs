@@ -291,6 +291,24 @@ fn a_server_that_refuses_this_client_halts_the_relay() {
     }
 }
 
+/// P9: a server that starts may refuse everybody for a moment.
+#[test]
+fn a_refusal_that_passes_at_a_start_halts_nothing() {
+    let mut refusals = 0;
+    let server = Server::listen(move |step: &Step<'_>| {
+        let refuses = step.verb == "GREETING" && refusals < 3;
+        refusals += u32::from(refuses);
+        refuses.then(|| Reply::say("554 not yet")).flatten()
+    });
+    let mails = Mails::to(server.port, "");
+    mails.insert("good");
+    let mut relay = mails.relay("stop");
+    let kept = || server.kept_count();
+    eventually("the mail arrives", ARRIVAL, kept, |kept| *kept == 1);
+    assert!(relay.log().contains("554 not yet"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
 /// P12: a server that cannot prove itself gets neither mails nor a password.
 #[test]
 fn a_mail_server_that_cannot_prove_itself_gets_nothing() {
