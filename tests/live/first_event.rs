@@ -356,7 +356,7 @@ fn the_set_up_of_a_host_leads_to_a_relay_of_the_unit_and_away() {
     reader.follow(
         "docs/how-to/install.md",
         "\n## Remove\n",
-        "\n## Example of a whole configuration\n",
+        "\n- `teardown` asks",
     );
     assert_eq!(sql.number("select count(*) from pg_replication_slots"), 0);
     assert_eq!(sql.number("select count(*) from pg_publication"), 0);
