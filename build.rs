@@ -1,5 +1,5 @@
-//! Tells the crate its commit, for `walrelay --version`: that of the variable `WALRELAY_COMMIT`, else
-//! that of git. Without both, the version has no commit.
+//! Tells the crate its commit, for `walrelay --version`: that of the variable `WALRELAY_COMMIT`,
+//! else that of git. Without both, the version has no commit.
 
 use std::env;
 use std::path::Path;

@@ -12,9 +12,9 @@ create table {table} (
     seq bigint not null generated always as identity,
     xid xid8 not null default pg_current_xact_id(),
     created_at timestamptz not null default now(),
-    -- Producers and brokers accept records of about 1 MB. The bytes above 900 000 are for key, headers and framing.
-    constraint payload_fits_a_kafka_record check (octet_length(payload::text) <= 900000),
-    constraint key_and_type_fit_a_kafka_record check (
+    -- Buses accept records of about 1 MB. The bytes above 900 000 are for key, headers and framing.
+    constraint payload_fits_a_record check (octet_length(payload::text) <= 900000),
+    constraint key_and_type_fit_a_record check (
         octet_length(coalesce(aggregateid, '')) + octet_length(coalesce(type, '')) <= 32768
     )
 ) using heap;
@@ -24,7 +24,7 @@ create index on {table} (xid);
 create index on {table} (created_at);
 
 comment on table {table} is
-    'Transactional outbox: insert an event in the transaction it belongs to, walrelay publishes it to Kafka. Rows stay until they are published: should the slot be lost, they are read from here. Let walrelay cleanup delete them, or outbox.retention.';
+    'Transactional outbox: insert an event in the transaction it belongs to, walrelay publishes it to a bus. Rows stay until they are published: should the slot be lost, they are read from here. Let walrelay cleanup delete them, or outbox.retention.';
 comment on column {table}.id is 'Names the event for ever; consumers drop duplicates by it.';
 comment on column {table}.aggregatetype is 'Selects the topic.';
 comment on column {table}.aggregateid is 'Key of the record: events with the same one keep their order. Null: no key, no order.';

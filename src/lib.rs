@@ -27,8 +27,8 @@
 //! - *routed*: the event has a record with topic and key;
 //! - *enqueued*: the client of the bus has the record;
 //! - *acked*: the bus has reported that it has the record, in Kafka in all in-sync replicas;
-//! - *delivered*: this event and all earlier ones are acked (or their dead letters are), skipped, to
-//!   be parked, or found in their topic after a crash;
+//! - *delivered*: this event and all earlier ones are acked (or their dead letters are), skipped,
+//!   to be parked, or found in their topic after a crash;
 //! - *written back*: its row is marked or deleted, or the event is in `walrelay.parked`, as
 //!   configured;
 //! - *stored*: the position is durable (the slot itself can be the store);

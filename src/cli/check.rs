@@ -753,7 +753,8 @@ mod tests {
             Some("create index;\nanalyze".into()),
         );
         let found = row(record(Some(b"{\"a\":\n 1}"), true));
-        insta::assert_snapshot!(report_of(&OutboxConfig::default(), found, &survey.checks).text(), @r#"
+        let report = report_of(&OutboxConfig::default(), found, &survey.checks);
+        insta::assert_snapshot!(report.text(), @r#"
         database     db:5432/shop as relay, PostgreSQL 17.11
         publication  walrelay_orders is not there yet: walrelay setup creates it
         slot         orders is not there yet: walrelay setup creates it

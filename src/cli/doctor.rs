@@ -179,7 +179,10 @@ mod tests {
         ");
         assert_eq!(
             serde_json::to_value(&survey).unwrap()["checks"][1],
-            serde_json::json!({"check": "topic", "subject": "t", "state": "wrong", "found": "gone\nnow", "fix": "create it;\nuse it"})
+            serde_json::json!({
+                "check": "topic", "subject": "t", "state": "wrong", "found": "gone\nnow",
+                "fix": "create it;\nuse it",
+            })
         );
     }
 }

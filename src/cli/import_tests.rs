@@ -82,8 +82,10 @@ fn value(config: &Config) -> Vec<(&str, &str)> {
 /// The least there is, with `more` in it.
 fn with(more: &str) -> Import {
     let text = format!(
-        "connector.class=PostgresConnector\nplugin.name=pgoutput\nslot.name=s\ntable.include.list=public.outbox\n\
-         extended.headers.enabled=false\ntransforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n\
+        "connector.class=PostgresConnector\nplugin.name=pgoutput\nslot.name=s\n\
+         table.include.list=public.outbox\n\
+         extended.headers.enabled=false\ntransforms=o\n\
+         transforms.o.type=io.debezium.transforms.outbox.EventRouter\n\
          key.converter=StringConverter\nproducer.override.bootstrap.servers=b:1\n{more}"
     );
     import("c.properties", &text).unwrap()
@@ -92,7 +94,11 @@ fn with(more: &str) -> Import {
 /// Compares with the snapshot `name` in `tests/debezium/imports`.
 fn assert_told(name: &str, told: &str) {
     let path = "../../tests/debezium/imports";
-    insta::with_settings!({ snapshot_path => path, prepend_module_to_snapshot => false, omit_expression => true }, {
+    insta::with_settings!({
+        snapshot_path => path,
+        prepend_module_to_snapshot => false,
+        omit_expression => true,
+    }, {
         insta::assert_snapshot!(name, told);
     });
 }
@@ -172,7 +178,8 @@ fn an_option_that_changes_records_is_listed_with_its_effect() {
         "value.converter.some.other=x",
         "key.converter=ByteArrayConverter",
         &format!("header.converter=StringConverter\n{PLACEMENT}tags:header"),
-        "value.converter=BinaryDataConverter\nvalue.converter.delegate.converter.type=JsonConverter",
+        "value.converter=BinaryDataConverter\n\
+         value.converter.delegate.converter.type=JsonConverter",
         "value.converter.delegate.converter.type.schemas.enable=false",
         "table.include.list=Sales.Outbox",
         "lsn.flush.mode=manual",
@@ -233,7 +240,8 @@ fn what_is_no_outbox_in_postgres_is_refused() {
             "f: none of its transforms is Debezium's Outbox Event Router",
         ),
         (
-            "connector.class=PostgresConnector\ntransforms=a\ntransforms.b.type=io.debezium.transforms.outbox.EventRouter",
+            "connector.class=PostgresConnector\ntransforms=a\n\
+             transforms.b.type=io.debezium.transforms.outbox.EventRouter",
             "f: none of its transforms",
         ),
     ] {
@@ -275,7 +283,8 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
     let login = |user: &str| {
         let import = with(&format!(
             "value.converter=StringConverter\nproducer.override.sasl.mechanism=PLAIN\n\
-             producer.override.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+             producer.override.sasl.jaas.config=\
+             org.apache.kafka.common.security.plain.PlainLoginModule required \
              username=\"{user}\" password=\"${{file:/run/secrets:canary}}\";\n"
         ));
         assert!(left(&import).contains(&("publication.name (not set)", Effect::ToDo)));
@@ -339,15 +348,20 @@ fn outbox(name: &str, key: &str, payload: &str) -> Found {
 
 #[test]
 fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count() {
-    const BASE: &str = "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
-                        transforms.o.type=io.debezium.transforms.outbox.EventRouter\ntable.include.list=a.o, b.o\n";
+    const BASE: &str = "connector.class=PostgresConnector\nplugin.name=pgoutput\n\
+                        extended.headers.enabled=false\ntransforms=o\n\
+                        transforms.o.type=io.debezium.transforms.outbox.EventRouter\n\
+                        table.include.list=a.o, b.o\n";
     const TEXT: &str = "key.converter=StringConverter\nvalue.converter=StringConverter\n";
     const DELEGATED: &str = "key.converter=StringConverter\nvalue.converter=BinaryDataConverter\n\
-                             value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter\n\
+                             value.converter.delegate.converter.type=\
+                             org.apache.kafka.connect.json.JsonConverter\n\
                              value.converter.delegate.converter.type.schemas.enable=false\n";
-    const DIGITS: &str = "key.converter=StringConverter\nvalue.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC\n";
+    const DIGITS: &str = "key.converter=StringConverter\nvalue.converter=JsonConverter\n\
+                          value.converter.decimal.format=NUMERIC\n";
     const PLAIN: &str = "value.converter.schemas.enable=false\n";
-    const SCHEMA: &str = "key.converter=JsonConverter\nvalue.converter=JsonConverter\nvalue.converter.schemas.enable=false\n";
+    const SCHEMA: &str = "key.converter=JsonConverter\nvalue.converter=JsonConverter\n\
+                          value.converter.schemas.enable=false\n";
     let plain_digits = format!("{DIGITS}{PLAIN}");
     let timestamp = format!("{SCHEMA}transforms.o.table.field.event.timestamp=aggregateid\n");
     let changed = |key: &str, of: &str, change: &dyn Fn(&mut catalog::Column)| {
@@ -485,8 +499,10 @@ fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count()
 fn with_table(more: &str, found: Found) -> Import {
     let text = format!(
         "connector.class=PostgresConnector\nplugin.name=pgoutput\nslot.name=s\npublication.name=p\n\
-         extended.headers.enabled=false\ntransforms=o\ntable.include.list=a.o\nsnapshot.mode=no_data\n\
-         transforms.o.type=io.debezium.transforms.outbox.EventRouter\nkey.converter=StringConverter\n\
+         extended.headers.enabled=false\ntransforms=o\ntable.include.list=a.o\n\
+         snapshot.mode=no_data\n\
+         transforms.o.type=io.debezium.transforms.outbox.EventRouter\n\
+         key.converter=StringConverter\n\
          value.converter=StringConverter\n{more}"
     );
     Connector::read("c.properties", &text)
@@ -654,8 +670,7 @@ fn a_connector_takes_the_outboxes_it_captures() {
 }
 
 #[test]
-fn debezium_server_sends_records_without_partition_and_timestamp_and_has_options_for_all_converters()
- {
+fn debezium_server_sends_no_partition_and_timestamp_and_has_options_for_all_converters() {
     let text = SERVER_PROPERTIES
         .replace("type:header:eventType", "shard:partition")
         .replace("simplestring", "json")
@@ -1148,7 +1163,8 @@ fn rows_of_random_connectors_are_compared() {
                 Err(error) => (None, Some(error)),
             };
             let line = serde_json::json!({
-                "case": case, "id": id, "row": row, "parts": parts, "debezium": captured, "walrelay": ours, "stopped by": stopped_by,
+                "case": case, "id": id, "row": row, "parts": parts, "debezium": captured,
+                "walrelay": ours, "stopped by": stopped_by,
             });
             lines.push_str(&line.to_string());
             lines.push('\n');

@@ -828,13 +828,14 @@ mod tests {
 
     fn report(changes: Value) -> Report {
         let mut row = json!({
-            "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
-            "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
+            "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop",
+            "active": true, "pid": 7, "application": "walrelay", "client": "10.0.0.1",
+            "stand_by_pids": [], "guarantee": "exactly-once",
             "ready": true, "intake": "closed", "bus": "connected",
             "intake_detail": "sink.max_in_flight_bytes is reached",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
-            "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
-            "wal_status": "reserved", "two_phase": false,
+            "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25,
+            "reply_age_seconds": 1.5, "wal_status": "reserved", "two_phase": false,
         });
         row.as_object_mut()
             .unwrap()
@@ -999,8 +1000,8 @@ mod tests {
             max_lag_bytes: Some(1_024),
             max_lag_seconds: Some(SECOND),
         };
-        let reader = json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9, "lag_bytes": null,
-            "lag_seconds": null, "retained_bytes": null});
+        let reader = json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9,
+            "lag_bytes": null, "lag_seconds": null, "retained_bytes": null});
         let figures = "lag_bytes=1048576B;;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;;;0 \
                        parked_events=5;;;0";
         let limited = "lag_bytes=1048576B;1024;;0 retained_bytes=17825792B;;;0 \

@@ -318,13 +318,13 @@ pub(crate) struct RabbitmqConfig {
     #[default(Duration::from_secs(30))]
     #[serde(with = "Lasting::<100, 300_000>")]
     pub ack_timeout: Duration,
-    /// A server that says nothing for twice as long is dead. Ten seconds: a frozen server is noticed
-    /// sooner than after the sixty that servers propose.
+    /// A server that says nothing for twice as long is dead. Ten seconds: a frozen server is
+    /// noticed sooner than after the sixty that servers propose.
     #[default(Duration::from_secs(10))]
     #[serde(with = "Lasting::<SECOND_MS, HOUR_MS>")]
     pub heartbeat: Duration,
-    /// Records on their way, each on a channel of its own. 64: more keys at once add little rate, and
-    /// a server allows 2,047 channels for a connection.
+    /// Records on their way, each on a channel of its own. 64: more keys at once add little rate,
+    /// and a server allows 2,047 channels for a connection.
     #[default(64)]
     #[serde(with = "Within::<Count, 1, 2_000>")]
     pub max_in_flight: usize,

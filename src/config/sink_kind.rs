@@ -34,6 +34,8 @@ pub struct Bus {
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
     pub stalled: &'static str,
+    /// It may refuse one record, which then holds up the position while others are acked.
+    pub refuses_each: bool,
     /// What creates a topic, `{topic}`, that records may go to.
     pub create_topic: &'static str,
     /// The names of topics that it takes.
@@ -114,6 +116,7 @@ const fn local(name: &'static str) -> Bus {
         example: name,
         reach: "start the relay again",
         stalled: "see who reads the output",
+        refuses_each: false,
         create_topic: "",
         topics: TopicRule::DEFAULT,
     }
@@ -130,6 +133,7 @@ kinds! {
                 there from here, and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a \
                   leader: kafka-topics --bootstrap-server … --describe --unavailable-partitions",
+        refuses_each: false,
         create_topic: "kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write \
                      and Describe on it",
         topics: TopicRule::DEFAULT,
@@ -148,6 +152,7 @@ kinds! {
         example: "localhost:4222",
         reach: "check that the servers run, and that nats.servers leads there from here",
         stalled: "see whether each stream has a leader and room: nats stream report",
+        refuses_each: true,
         create_topic: "nats stream add --subjects {topic}",
         topics: TopicRule::DEFAULT,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
@@ -161,6 +166,7 @@ kinds! {
         stalled: "see whether the servers have memory and disk: rabbitmq-diagnostics \
                   check_local_alarms; and whether each queue has a leader and room: rabbitmqctl \
                   list_queues name state messages",
+        refuses_each: true,
         create_topic: "bind a queue to the exchange with the routing key {topic}",
         topics: ROUTING_KEYS,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
@@ -173,6 +179,7 @@ kinds! {
         reach: "check that the mail server runs, and that smtp.host and smtp.port lead to it from \
                 here",
         stalled: "see the mail server's log: it answers slowly, or takes no mail",
+        refuses_each: true,
         create_topic: "topics mean nothing to a mail server: {topic} needs no place",
         topics: TopicRule::DEFAULT,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
@@ -184,6 +191,7 @@ kinds! {
         example: "http://localhost:8080/{topic}",
         reach: "check that the receiver runs, and that webhook.url leads to it from here",
         stalled: "see the receiver's log: it answers slowly, or not with 2xx",
+        refuses_each: true,
         create_topic: "let the receiver take requests for {topic}",
         topics: TopicRule::DEFAULT,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };

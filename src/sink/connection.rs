@@ -190,8 +190,8 @@ impl Tracker {
         });
     }
 
-    /// The bus asks its clients to wait, with this error, or no longer does. Only a bus that answers
-    /// does so.
+    /// The bus asks its clients to wait, with this error, or no longer does. Only a bus that
+    /// answers does so.
     #[cfg(any(
         feature = "nats",
         feature = "rabbitmq",

@@ -64,7 +64,8 @@ pub type TakeRecord<'a> = dyn FnMut(&Record<'_>) -> bool + 'a;
 pub trait ReadTopics: Send {
     /// Gives `take` the records of a topic, those of a partition in their order: from those of
     /// `since_ms` on, in milliseconds since the Unix epoch, until `take` breaks, and from there to
-    /// the end that the topic has then. A topic that is not there is waited for until `take` breaks.
+    /// the end that the topic has then. A topic that is not there is waited for until `take`
+    /// breaks.
     fn read_topic(
         &mut self,
         topic: &str,
@@ -165,8 +166,8 @@ pub trait BusSink: Sink + Sized {
         0
     }
 
-    /// The last refusal of a record that is tried again, since this was asked last. Other records go
-    /// on meanwhile.
+    /// The last refusal of a record that is tried again, since this was asked last. Other records
+    /// go on meanwhile.
     fn take_refusal(&mut self) -> Option<Error> {
         None
     }

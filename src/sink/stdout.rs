@@ -212,8 +212,14 @@ mod tests {
         );
         let mut lines = BufReader::new(reader).lines();
         let expected = [
-            r#"{"topic":"orders","partition":null,"key":"a\"b","headers":{"empty":null,"id":"7"},"value":"{\"n\":1}\n","timestamp_ms":5}"#,
-            r#"{"topic":"orders","partition":null,"key":{"hex":"ff01"},"headers":{"empty":null,"id":"7"},"value":null,"timestamp_ms":5}"#,
+            concat!(
+                r#"{"topic":"orders","partition":null,"key":"a\"b","headers":{"empty":null,"#,
+                r#""id":"7"},"value":"{\"n\":1}\n","timestamp_ms":5}"#
+            ),
+            concat!(
+                r#"{"topic":"orders","partition":null,"key":{"hex":"ff01"},"#,
+                r#""headers":{"empty":null,"id":"7"},"value":null,"timestamp_ms":5}"#
+            ),
         ];
         for line in expected {
             assert_eq!(lines.next_line().await.unwrap().as_deref(), Some(line));

@@ -65,7 +65,11 @@ fn config(suggestion: &Suggestion) -> Config {
 /// Compares with the snapshot `name` in `tests/golden`.
 fn assert_told(name: &str, told: &str) {
     let path = "../../tests/golden";
-    insta::with_settings!({ snapshot_path => path, prepend_module_to_snapshot => false, omit_expression => true }, {
+    insta::with_settings!({
+        snapshot_path => path,
+        prepend_module_to_snapshot => false,
+        omit_expression => true,
+    }, {
         insta::assert_snapshot!(name, told);
     });
 }
@@ -510,7 +514,10 @@ fn any_column() -> impl Strategy<Value = Column> {
     .into_iter()
     .flat_map(|list| list.split(' '))
     .collect();
-    let name = prop_oneof![3 => proptest::sample::select(names).prop_map(str::to_owned), 1 => "[^\0]{1,20}"];
+    let name = prop_oneof![
+        3 => proptest::sample::select(names).prop_map(str::to_owned),
+        1 => "[^\0]{1,20}",
+    ];
     let base = proptest::sample::select(vec![
         "uuid",
         "text",
@@ -560,7 +567,9 @@ proptest! {
         if let Ok(suggestion) = suggested("outbox", &columns) {
             let config = config(&suggestion);
             for used in &config.outboxes[0].columns {
-                prop_assert!(columns.iter().any(|column| column.name == *used && !column.generated), "{used}");
+                let mut columns = columns.iter();
+                let found = columns.any(|column| column.name == *used && !column.generated);
+                prop_assert!(found, "{used}");
             }
             prop_assert_eq!(suggestion.columns.len(), columns.len());
         }

@@ -3,7 +3,7 @@
 use super::health::{HELD_BACK, stalled_fix, wal_not_sent_fix};
 use super::{NotReady, Side, Telemetry};
 use walrelay_core::clock::now_us;
-use walrelay_core::error::{Kind, Remedy};
+use walrelay_core::error::Kind;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String>
         NotReady::Disconnected(Side::Bus, _) => return Some(telemetry.bus.reach.to_owned()),
         NotReady::Stalled(_) => {
             let fix = stalled_fix(telemetry.bus, telemetry.metrics.in_flight_events.get());
-            return Some(Remedy::from(fix).to_string());
+            return Some(fix.to_string());
         }
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::Unwritable(error) => return error.what_to_do(),

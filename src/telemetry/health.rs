@@ -127,11 +127,14 @@ const BLOCKED_FIX: &str = "see walrelay_intake_closed and the last warnings of t
 
 /// The remedy for [`NotReady::Stalled`]. Without events in flight, the relay does not wait for the
 /// bus.
-pub(crate) const fn stalled_fix(bus: Bus, in_flight_events: i64) -> &'static str {
-    if in_flight_events > 0 {
-        bus.stalled
-    } else {
-        BLOCKED_FIX
+pub(crate) fn stalled_fix(bus: Bus, in_flight_events: i64) -> Remedy {
+    match (in_flight_events > 0, bus.refuses_each) {
+        (false, _) => BLOCKED_FIX.into(),
+        (true, false) => bus.stalled.into(),
+        (true, true) => Remedy::from(
+            "if the log has record_refused or record_delayed, do what its fix says; if not, ",
+        )
+        .and(bus.stalled),
     }
 }
 
@@ -385,6 +388,23 @@ mod tests {
             NotReady::Silent(WITHIN),
         ];
         assert_eq!(reasons.map(|reason| reason.code()), NotReady::CODES);
+    }
+
+    #[test]
+    fn the_remedy_of_a_stall_asks_for_a_refused_record_where_single_ones_are_refused() {
+        let kafka = Bus::default();
+        let other = Bus {
+            refuses_each: true,
+            ..kafka
+        };
+        let of = |bus, in_flight| stalled_fix(bus, in_flight).to_string();
+        assert_eq!(of(kafka, 1), Remedy::from(kafka.stalled).to_string());
+        let fix = of(other, 1);
+        assert!(
+            fix.contains("record_refused") && fix.ends_with(kafka.stalled),
+            "{fix}"
+        );
+        assert!(of(other, 0).contains("pg_blocking_pids"));
     }
 
     fn connected() -> (HealthHandle, Instant) {

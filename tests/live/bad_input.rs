@@ -16,7 +16,8 @@ const RECORD: i32 = 21;
 
 /// No primary key and no replica identity: inserts need neither.
 const TABLE: &str = "drop table outbox;
-    create table outbox (id text, topic text, key text, body text, place int, at timestamptz, meta text,
+    create table outbox (id text, topic text, key text, body text, place int, at timestamptz, meta \
+    text,
         twice text generated always as (key || key) stored)";
 
 /// A configuration with these lines in it.
@@ -431,7 +432,8 @@ fn every_form_of_insert_is_relayed_and_rolled_back_rows_are_not() {
     sql.run(
         "drop table outbox; create table outbox (id bigint generated always as identity, \
          aggregatetype text,
-             aggregateid text, type text, payload text, length int generated always as (length(payload)) stored)",
+             aggregateid text, type text, payload text, length int generated always as \
+             (length(payload)) stored)",
     );
     world.setup();
     let _relay = world.relay();

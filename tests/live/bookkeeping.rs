@@ -52,11 +52,14 @@ const EMAIL: Team = Team {
     id_header: "id",
     insert: "insert into memos (id, memo_number_prefix, department_code, title)
              values (md5(aggregate_)::uuid, 'HR', 'HR-01', aggregate_) on conflict do nothing;
-             insert into email_outbox (memo_id, event_type, payload, recipient_email, notification_type, idempotency_key)
+             insert into email_outbox (memo_id, event_type, payload, recipient_email, \
+             notification_type, idempotency_key)
              values (md5(aggregate_)::uuid, 'memo.changed',
-                     jsonb_build_object('v', v, 'subject', aggregate_, 'body', repeat('x', filling)),
+                     jsonb_build_object('v', v, 'subject', aggregate_, 'body', repeat('x', \
+                     filling)),
                      aggregate_ || '@example.com', 'MEMO_CHANGED', aggregate_ || '-' || v);",
-    rows: "select id::text, memo_id::text, (payload->>'v')::bigint, payload::text from email_outbox",
+    rows: "select id::text, memo_id::text, (payload->>'v')::bigint, payload::text from \
+           email_outbox",
     pending: "status = 'PENDING'",
     sent: "status = 'SENT' and sent_at <= clock_timestamp() and error_message is null",
     order: "meta_created_at",
@@ -72,8 +75,10 @@ const PUBLISHED: Team = Team {
     id_header: "id",
     insert: "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at, \
              published)
-             values (gen_random_uuid(), aggregate_, 'Changed', jsonb_build_object('v', v, 'filling', repeat('x', filling)),
-                     '{\"tenant_id\": \"clinic-7\"}', clock_timestamp() at time zone 'UTC', false);",
+             values (gen_random_uuid(), aggregate_, 'Changed', jsonb_build_object('v', v, \
+             'filling', repeat('x', filling)),
+                     '{\"tenant_id\": \"clinic-7\"}', clock_timestamp() at time zone 'UTC', \
+                     false);",
     rows: "select id::text, aggregate_id, (event_data->>'v')::bigint, event_data::text from outbox",
     pending: "published = FALSE",
     sent: "published = TRUE and published_at <= clock_timestamp() at time zone 'UTC'",
@@ -134,11 +139,13 @@ impl Outbox {
         let world = World::bare(postgres, Kafka::shared().brokers());
         world.sql().run(&format!(
             "drop table outbox; {};
-             create or replace function emit(kind text, aggregate_ text, filling int) returns bigint language plpgsql as $$
+             create or replace function emit(kind text, aggregate_ text, filling int) returns \
+             bigint language plpgsql as $$
              declare v bigint;
              begin
                  insert into counter values (aggregate_) on conflict do nothing;
-                 update counter set version = version + 1 where aggregate = aggregate_ returning version into v;
+                 update counter set version = version + 1 where aggregate = aggregate_ returning \
+                 version into v;
                  {}
                  return v;
              end $$",

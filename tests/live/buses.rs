@@ -285,7 +285,8 @@ fn assert_stored_is_ahead(sql: &Sql, name: &str) {
     ));
     let stored = sql.rows(
         &format!(
-            "select ((value->'position'->>'end_lsn')::pg_lsn - '0/0')::bigint from walrelay.position where \
+            "select ((value->'position'->>'end_lsn')::pg_lsn - '0/0')::bigint from \
+             walrelay.position where \
              key = '{name}'"
         ),
         &[],

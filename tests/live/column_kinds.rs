@@ -286,7 +286,8 @@ fn kafka_connects_form_of_a_domain_has_its_length_and_that_of_an_enums_array_its
     sql.run(&format!(
         "{TYPES}; create domain price as amount; create domain due as timestamptz(3); create \
          domain moods as mood[];
-         drop table outbox; create table outbox (id int, cost price, due due, moods mood[], all_moods moods)"
+         drop table outbox; create table outbox (id int, cost price, due due, moods mood[], \
+         all_moods moods)"
     ));
     let config = format!(
         "[route]\ntopic = \"{}\"\nkey = \"{{id}}\"\n[route.headers]\ncost = \

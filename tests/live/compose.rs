@@ -433,7 +433,8 @@ impl Running {
     fn down(&mut self) {
         let sql = self.sql();
         let failed = "select count(*) from orders
-            where status = 'placed' and customer <> 'customer-0' and id < (select max(id) from orders)";
+            where status = 'placed' and customer <> 'customer-0' and id < (select max(id) from \
+            orders)";
         eventually(
             "a payment fails",
             LIMIT,

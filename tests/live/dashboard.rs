@@ -51,7 +51,12 @@ fn scraping(ports: &[u16]) -> Relay {
     let folder = run_directory().join("prometheus");
     let port = free_port();
     std::fs::create_dir(&folder).expect("a directory for Prometheus");
-    let target = |(number, port): (usize, &u16)| json!({"targets": [format!("127.0.0.1:{port}")], "labels": {"instance": format!("relay-{}", number + 1)}});
+    let target = |(number, port): (usize, &u16)| {
+        json!({
+            "targets": [format!("127.0.0.1:{port}")],
+            "labels": {"instance": format!("relay-{}", number + 1)},
+        })
+    };
     let targets: Vec<Value> = ports.iter().enumerate().map(target).collect();
     let configuration = json!({
         "global": {"scrape_interval": "1s"},
@@ -102,7 +107,10 @@ fn draw(prometheus: &Relay, begun: SystemTime) {
             .as_secs()
     };
     let url = format!("http://127.0.0.1:{}", prometheus.port);
-    let given = json!({"dashboard": dashboard(), "prometheus": url, "from": seconds(begun), "to": seconds(SystemTime::now())});
+    let given = json!({
+        "dashboard": dashboard(), "prometheus": url,
+        "from": seconds(begun), "to": seconds(SystemTime::now()),
+    });
     let file = run_directory().join("panels.html");
     std::fs::write(
         &file,

@@ -76,7 +76,8 @@ fn traces(world: &World) -> (String, BTreeSet<String>) {
     let catalogs = "select concat_ws(' ',
         (select string_agg(oid || relname, ' ' order by oid) from pg_class where relkind <> 't'),
         (select string_agg(p::text, ' ' order by oid) from pg_publication p),
-        (select string_agg(concat_ws(',', slot_name, confirmed_flush_lsn), ' ') from pg_replication_slots),
+        (select string_agg(concat_ws(',', slot_name, confirmed_flush_lsn), ' ') from \
+        pg_replication_slots),
         (select string_agg(r::text, ' ') from pg_db_role_setting r),
         (select string_agg(o::text, ' ') from outbox o))";
     let metadata = topic::consumer(&world.brokers)

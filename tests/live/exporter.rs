@@ -42,7 +42,10 @@ fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
     shows(&relay, &[(written_back, 1.0)]);
     sql.run("update outbox set status = 'FAILED'");
     let info = format!(
-        r#"walrelay_relay_info{{slot="{0}",database="{0}",publication="walrelay_{0}",mode="slot",guarantee="at-least-once"}}"#,
+        concat!(
+            r#"walrelay_relay_info{{slot="{0}",database="{0}",publication="walrelay_{0}","#,
+            r#"mode="slot",guarantee="at-least-once"}}"#
+        ),
         world.name
     );
     let unpublished = r#"walrelay_unpublished_rows{outbox="public.outbox"}"#;

@@ -160,7 +160,8 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
     sql.run(
         "create function refuse() returns trigger language plpgsql as $$ begin
            raise exception using errcode = '53100'; end $$;
-         create trigger refuse before update on outbox for each row when (new.published_at is not null)
+         create trigger refuse before update on outbox for each row when (new.published_at is not \
+         null)
            execute function refuse()",
     );
     world.emit(&sql, "a");
@@ -287,7 +288,8 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     sql.run("create table seen (settings text)");
     sql.run(
         "create function see() returns trigger language plpgsql as $$ begin
-           insert into public.seen select pg_catalog.string_agg(pg_catalog.current_setting(name), ' ' order by name)
+           insert into public.seen select pg_catalog.string_agg(pg_catalog.current_setting(name), \
+           ' ' order by name)
            from pg_catalog.pg_settings where name in ('jit', 'row_security', 'synchronous_commit');
            return new; end $$;
          create trigger see after update on outbox for each row execute function see()",

@@ -407,7 +407,8 @@ fn a_failed_delivery_is_an_error_of_its_span_and_its_log_line_names_trace_and_co
         let trace = traceparent(9);
         world.sql().run(&format!(
             "insert into outbox (id, aggregatetype, aggregateid, type, payload, traceparent, tenant)
-             values (gen_random_uuid(), '{}', 'a', 'T', to_jsonb(repeat('x', 2000000)), '{trace}', E'ac\\nme')",
+             values (gen_random_uuid(), '{}', 'a', 'T', to_jsonb(repeat('x', 2000000)), '{trace}', \
+             E'ac\\nme')",
             world.kind(0)
         ));
         let failed = || {

@@ -33,7 +33,8 @@ fn three(postgres: &Postgres) -> (World, String) {
     let world = World::bare(postgres, Kafka::shared().brokers());
     world.sql().run(
         r#"create schema "Bill";
-           create table "Bill".events (number bigint primary key, account text, tenant text, body bytea)"#,
+           create table "Bill".events (
+               number bigint primary key, account text, tenant text, body bytea)"#,
     );
     let config = THREE.replace("TOPIC", &format!("{}-all", world.name));
     world.command("setup").config_file(&config).succeed();
@@ -46,10 +47,13 @@ fn into_each(aggregate: &str, number: usize) -> String {
         r#"insert into outbox (id, aggregatetype, aggregateid, payload)
                values (gen_random_uuid(), 'order', '{aggregate}', '{{"n": "{number}a"}}');
            select pg_logical_emit_message(true, 'shop',
-               '{{"aggregateid": "{aggregate}", "payload": {{"n": "{number}b"}}, "meta": {{"traceparent": "00-{number}"}}}}');
+               '{{"aggregateid": "{aggregate}", "payload": {{"n": "{number}b"}},
+                  "meta": {{"traceparent": "00-{number}"}}}}');
            select pg_logical_emit_message(true, 'elsewhere', 'no event');
-           select pg_logical_emit_message(false, 'shop', '{{"aggregateid": "{aggregate}", "payload": "of no transaction"}}');
-           insert into "Bill".events values ({number}, '{aggregate}', null, '{{"n": "{number}c"}}');"#
+           select pg_logical_emit_message(false, 'shop',
+               '{{"aggregateid": "{aggregate}", "payload": "of no transaction"}}');
+           insert into "Bill".events
+               values ({number}, '{aggregate}', null, '{{"n": "{number}c"}}');"#
     )
 }
 

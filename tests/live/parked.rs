@@ -30,7 +30,8 @@ const LARGE: &str = "
         insert into counter values (aggregate_) on conflict do nothing;
         update counter set version = version + 1 where aggregate = aggregate_;
         insert into outbox (id, aggregatetype, aggregateid, type, payload)
-        select gen_random_uuid(), kind, aggregate_, 'Large', jsonb_build_object('v', c.version, 'of', aggregate_,
+        select gen_random_uuid(), kind, aggregate_, 'Large', jsonb_build_object('v', c.version, \
+        'of', aggregate_,
             'filling', (select string_agg(md5(n::text), '') from generate_series(1, 12000) n))
         from counter c where c.aggregate = aggregate_ returning id::text
     $$";

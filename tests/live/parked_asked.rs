@@ -153,7 +153,8 @@ fn many_parked_events_are_dropped_in_few_transactions() {
     let output = std::thread::scope(|scope| {
         let dropped = scope.spawn(|| drop.at_terminal(""));
         let waits = "select count(*) from pg_stat_activity
-             where datname = current_database() and application_name = 'walrelay parked' and wait_event_type = 'Lock'";
+             where datname = current_database() and application_name = 'walrelay parked' and \
+             wait_event_type = 'Lock'";
         eventually(
             "the command waits",
             ARRIVAL,

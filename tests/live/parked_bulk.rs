@@ -52,7 +52,8 @@ fn many_parked_events_are_delivered_in_few_transactions_and_in_order() {
     );
 
     let misplaced = "select count(*) from (
-        select commit_lsn, index, lag(commit_lsn) over (order by id) as l, lag(index) over (order by id) as i
+        select commit_lsn, index, lag(commit_lsn) over (order by id) as l, lag(index) over (order \
+        by id) as i
         from walrelay.parked) of where (commit_lsn, index) <= (l, i)";
     assert_eq!(sql.number(misplaced), 0);
     postgres.resume();

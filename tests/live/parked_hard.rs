@@ -173,7 +173,8 @@ fn a_parked_event_that_cannot_be_marked_or_read_delays_no_other_aggregate() {
         "create sequence refused;
          create function refuse() returns trigger language plpgsql as
          $$ begin perform nextval('public.refused'); raise exception 'no'; end $$;
-         create trigger refuse before update on outbox for each row when (old.aggregateid = 'unmarkable')
+         create trigger refuse before update on outbox for each row when (old.aggregateid = \
+         'unmarkable')
          execute function refuse();
          create table saved as select id, names from walrelay.parked;
          update walrelay.parked set names = array[null]::text[] where key = 'unreadable'",

@@ -223,11 +223,16 @@ fn a_valid_event_with_the_id_of_a_rejected_one_is_committed() {
 const OLD_TABLE: &str = "
     create schema walrelay;
     create table walrelay.parked (
-        id bigint generated always as identity primary key, slot text not null, outbox text not null,
-        row_id bytea not null, key bytea, topic text, commit_lsn pg_lsn not null, index bigint not null, via text not null,
-        committed_at timestamptz not null, names text[] not null, types bigint[] not null, texts bytea[] not null,
-        class text not null, error text, attempts integer not null default 0, parked_at timestamptz not null default now(),
-        next_at timestamptz, asked text check (asked in ('retry', 'drop')), unique (slot, outbox, row_id)
+        id bigint generated always as identity primary key, slot text not null, outbox text not \
+        null,
+        row_id bytea not null, key bytea, topic text, commit_lsn pg_lsn not null, index bigint not \
+        null, via text not null,
+        committed_at timestamptz not null, names text[] not null, types bigint[] not null, texts \
+        bytea[] not null,
+        class text not null, error text, attempts integer not null default 0, parked_at \
+        timestamptz not null default now(),
+        next_at timestamptz, asked text check (asked in ('retry', 'drop')), unique (slot, outbox, \
+        row_id)
     );
     create index parked_by_aggregate on walrelay.parked (slot, outbox, key, id);";
 
@@ -236,7 +241,8 @@ fn planted(world: &World) -> String {
     format!(
         "insert into walrelay.parked (slot, outbox, row_id, key, commit_lsn, index, via, \
          committed_at, names, types, texts, class)
-         values ('{}', 'public.outbox', '{ID}', 'a', '0/1', 0, 'slot', now(), '{{}}', '{{}}', '{{}}', 'unroutable')",
+         values ('{}', 'public.outbox', '{ID}', 'a', '0/1', 0, 'slot', now(), '{{}}', '{{}}', \
+         '{{}}', 'unroutable')",
         world.name
     )
 }

@@ -10,7 +10,8 @@ use crate::support::world::{ARRIVAL, World};
 const PUBLICATION: Option<i32> = Some(15);
 
 const ROOT: &str = "drop table outbox;
-    create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text, day int)
+    create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text, \
+    day int)
         partition by list (day);
     create table outbox_1 partition of outbox for values in (1);
     create table outbox_2 partition of outbox for values in (2) partition by hash (id);

@@ -258,15 +258,21 @@ fn pages_contain_each_row_once_in_order() {
     sql.run(
         "create extension citext; create type level as enum ('low', 'high'); create domain name as \
          text;
-         create table pages (id text primary key, seq bigint generated always as identity, n numeric, at timestamptz,
-                             l level, f float8, c citext unique, j json, d name, fixed char(8), nn int not null,
+         create table pages (id text primary key, seq bigint generated always as identity, n \
+         numeric, at timestamptz,
+                             l level, f float8, c citext unique, j json, d name, fixed char(8), nn \
+                             int not null,
                              maybe text);
          insert into pages (id, n, at, l, f, c, j, d, fixed, nn, maybe)
-         select case when i % 3 = 0 then 'B' else 'a' end || i, case when i % 4 > 0 then i % 5 + 0.1 end,
-                case when i % 5 > 0 then '2024-05-06'::timestamptz + i / 2 * '0.000001 s'::interval end,
+         select case when i % 3 = 0 then 'B' else 'a' end || i, case when i % 4 > 0 then i % 5 + \
+         0.1 end,
+                case when i % 5 > 0 then '2024-05-06'::timestamptz + i / 2 * '0.000001 \
+                s'::interval end,
                 case i % 3 when 0 then 'low'::level when 1 then 'high' end,
-                case i % 4 when 0 then 'NaN'::float8 when 1 then 0.1::float8 + i / 100.0 when 2 then '-Infinity' end,
-                case when i % 2 = 0 then 'X' else 'x' end || i, to_json(i), 'n' || i, i::text, i / 6,
+                case i % 4 when 0 then 'NaN'::float8 when 1 then 0.1::float8 + i / 100.0 when 2 \
+                then '-Infinity' end,
+                case when i % 2 = 0 then 'X' else 'x' end || i, to_json(i), 'n' || i, i::text, i / \
+                6,
                 case when i <> 7 then 'm' || i end
          from generate_series(1, 40) i",
     );
@@ -336,10 +342,13 @@ fn settings_that_contradict_the_table_and_missing_rights_are_refused() {
     let sql = world.sql();
     sql.run(&format!(
         "{TABLES}; create domain inner_d as bytea; create domain outer_d as inner_d;
-         create domain inner_n as numeric(10, 2); create domain outer_n as inner_n; create type level as enum ('low');
-         create table facts (id uuid default gen_random_uuid(), n serial, payload outer_d, created_at timestamptz, v varchar(7),
+         create domain inner_n as numeric(10, 2); create domain outer_n as inner_n; create type \
+         level as enum ('low');
+         create table facts (id uuid default gen_random_uuid(), n serial, payload outer_d, \
+         created_at timestamptz, v varchar(7),
                              \"Odd\" int, cost outer_n, levels level[]);
-         create view shown as select * from facts; create extension citext; alter table facts add c citext"
+         create view shown as select * from facts; create extension citext; alter table facts add \
+         c citext"
     ));
     let reading = Reading::new(&world.database_url);
     let of = |more: &str| {
@@ -434,7 +443,8 @@ fn settings_that_contradict_the_table_and_missing_rights_are_refused() {
     sql.run(&format!(
         "create role {role} login; grant select (id, x) on exact to {role}; grant select (id) on \
          bare to {role};
-                      create schema closed; create table closed.t (id text); grant select on closed.t to {role}"
+                      create schema closed; create table closed.t (id text); grant select on \
+                      closed.t to {role}"
     ));
     let limited = Reading::new(&Postgres::shared().url_as(&role, &world.name));
     let may = |table: &str, more: &str| {

@@ -563,7 +563,8 @@ fn a_large_backlog_is_handed_over_under_load() {
     let sql = world.sql();
     sql.run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload)
-         select gen_random_uuid(), '{}', 'bulk-' || n % 1000, 'Changed', jsonb_build_object('v', n / 1000, 'of', 'bulk-' || n % 1000)
+         select gen_random_uuid(), '{}', 'bulk-' || n % 1000, 'Changed', jsonb_build_object('v', n \
+         / 1000, 'of', 'bulk-' || n % 1000)
          from generate_series(1000, {} + 999) n",
         world.kind(0),
         rows

@@ -78,7 +78,8 @@ fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
     let name = &world.name;
     sql.run(
         "drop table outbox;
-         create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text)
+         create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload \
+         text)
              partition by list (type);
          create table outbox_t partition of outbox for values in ('T')",
     );
@@ -192,7 +193,8 @@ fn the_command_that_the_log_prints_for_an_event_that_was_given_up_delivers_it() 
         let insert = format!(
             "insert into outbox (id, aggregatetype, aggregateid, type, payload) values \
              (gen_random_uuid(), '{}', 'bad',
-             'Bad', (select jsonb_agg(md5(random()::text)) from generate_series(1, 200) n)) returning id::text",
+             'Bad', (select jsonb_agg(md5(random()::text)) from generate_series(1, 200) n)) \
+             returning id::text",
             world.kind(0)
         );
         let bad: String = sql.rows(&insert, &[])[0].get(0);
@@ -360,10 +362,9 @@ fn an_event_that_stops_the_relay_is_given_up_by_one_recipe_in_each_mode() {
             |log| log.contains("event_given_up"),
         );
         let log = relay.log();
-        let again = format!(" --slot {} --id {bad}", world.name);
         assert!(
-            log.contains("walrelay replay --config ")
-                && log.contains(&again)
+            log.contains("update its row to what outbox.pending selects")
+                && !log.contains("walrelay replay")
                 && !log.contains("nothing was skipped"),
             "{log}"
         );

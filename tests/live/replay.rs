@@ -215,7 +215,8 @@ fn a_replay_marks_no_row_and_reads_several_tables() {
     let (world, sql, ids) = numbered(&["a", "b"]);
     sql.run(
         "alter table outbox add state text not null default 'NEW';
-         create table other (number bigint generated always as identity primary key, aggregateid text, payload text);
+         create table other (number bigint generated always as identity primary key, aggregateid \
+         text, payload text);
          insert into other (aggregateid, payload) values ('a', 'x'), ('z', 'y')",
     );
     let config = format!(
@@ -423,7 +424,8 @@ fn a_stopped_replay_reports_the_count_and_the_last_row() {
     const ROWS: i64 = 30_000;
     sql.run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload)
-             select gen_random_uuid(), '{}', 'a', 'Changed', '{{}}' from generate_series(1, {ROWS})",
+             select gen_random_uuid(), '{}', 'a', 'Changed', '{{}}' from generate_series(1, \
+             {ROWS})",
         world.kind(0)
     ));
     let slow = replay(&world)

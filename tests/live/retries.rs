@@ -73,7 +73,8 @@ impl Team {
     ) -> Team {
         world.sql().run(&format!(
             "drop table outbox; {schema};
-             create table seen (number bigint generated always as identity, at timestamptz, row jsonb);
+             create table seen (number bigint generated always as identity, at timestamptz, row \
+             jsonb);
              create function see() returns trigger language plpgsql as $$
              begin
                  insert into public.seen (at, row) values (clock_timestamp(), to_jsonb(new));

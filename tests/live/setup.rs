@@ -185,7 +185,8 @@ fn setup_doctor_and_run_print_the_index_that_pending_needs_and_it_serves() {
     const ORDINARY: &str = "alter table outbox add published_at timestamptz";
     const PARTITIONED: &str = "drop table outbox; create table outbox (id uuid, aggregatetype \
                                text, aggregateid text,
-            type text, payload jsonb, seq bigserial, published_at timestamptz, day int, primary key (id, day))
+            type text, payload jsonb, seq bigserial, published_at timestamptz, day int, primary \
+            key (id, day))
             partition by list (day);
         create table day_1 partition of outbox for values in (1);
         create table others partition of outbox default partition by list (day);

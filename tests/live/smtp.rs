@@ -98,7 +98,8 @@ impl Mails {
     fn parked(&self) -> String {
         let parked = "select coalesce(string_agg(split_part(m.sender, '@', 1) || ' ' || p.class,
                       ', ' order by m.sender), '')
-                      from walrelay.parked p join mails m on m.id::text = convert_from(p.row_id, 'UTF8')";
+                      from walrelay.parked p join mails m on m.id::text = convert_from(p.row_id, \
+                      'UTF8')";
         self.sql().text(parked)
     }
 }

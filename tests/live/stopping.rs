@@ -74,7 +74,8 @@ fn a_stop_confirms_all_delivered_events() {
     assert_eq!(relay.terminate(EXIT), Some(0));
     let pending = sql.number(&format!(
         "select count(*) from pg_logical_slot_peek_binary_changes('{0}', null, null,
-            'proto_version', '1', 'publication_names', 'walrelay_{0}') where get_byte(data, 0) = ascii('I')",
+            'proto_version', '1', 'publication_names', 'walrelay_{0}') where get_byte(data, 0) = \
+            ascii('I')",
         world.name
     ));
     assert_eq!(pending, 0, "confirmed {} of {end}", world.confirmed());

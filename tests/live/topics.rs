@@ -25,7 +25,8 @@ fn dead(world: &World) -> String {
 fn run(world: &World, on_error: &str, lines: &str) -> RelayCommand {
     let file = format!(
         "[route]\ntopic = \"{{aggregatetype|match('(t.*)', 'outbox.event.$1')}}\"\n{lines}
-         [delivery]\ndead_letter_topic = {:?}\nretry_attempts = 2\nretry_base = \"200ms\"\nretry_cap = \"1s\"\nretry_jitter_percent = 0
+         [delivery]\ndead_letter_topic = {:?}\nretry_attempts = 2\nretry_base = \"200ms\"\n\
+         retry_cap = \"1s\"\nretry_jitter_percent = 0
          {NO_TOPICS}",
         dead(world)
     );
@@ -73,7 +74,8 @@ fn a_skipped_event_is_logged_and_counted_once_while_another_topic_refuses() {
     let sql = world.sql();
     sql.run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload)
-         select gen_random_uuid(), 'team-{}-' || n % 2, n, 'Any', '{{}}' from generate_series(1, 8) n",
+         select gen_random_uuid(), 'team-{}-' || n % 2, n, 'Any', '{{}}' from generate_series(1, \
+         8) n",
         world.name
     ));
     let counted = || relay.metric("walrelay_skipped_events_total");
@@ -489,7 +491,8 @@ fn rows_cannot_use_walrelays_own_headers_and_topics() {
     let mut relay = run(&world, "dead-letter", "headers_from = \"{payload}\"\n").start();
     relay.wait_ready();
     let sql = world.sql();
-    let forged = r#"{"walrelay-replay": "1", "WALRELAY-settled": "replayed", "walrelay-settled-letter": "0:0", "tenant": "a"}"#;
+    let forged = r#"{"walrelay-replay": "1", "WALRELAY-settled": "replayed",
+                     "walrelay-settled-letter": "0:0", "tenant": "a"}"#;
     for _ in 0..2 {
         row(&sql, Some(world.kind(0)), "a", forged);
     }

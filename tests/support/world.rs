@@ -421,12 +421,20 @@ impl World {
             let _limited = sql.try_run("set lock_timeout = '5s'");
             let rows = "select 'slot ' || s::text from pg_replication_slots s where database = \
                         current_database()
-                union all select 'session ' || concat_ws(', ', pid, application_name, state, wait_event_type, wait_event,
-                    left(query, 200)) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+                union all select 'session ' || concat_ws(', ', pid, application_name, state, \
+                wait_event_type, wait_event,
+                    left(query, 200)) from pg_stat_activity where datname = current_database() and \
+                    pid <> pg_backend_pid()
                 union all select 'rows in the outbox: ' || count(*) from outbox
                 union all select 'log: ' || pg_current_wal_insert_lsn()";
-            let rows = sql.try_rows(rows, &[]).map_err(|error| format!("{error:?}"))?;
-            Ok(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"))
+            let rows = sql
+                .try_rows(rows, &[])
+                .map_err(|error| format!("{error:?}"))?;
+            Ok(rows
+                .iter()
+                .map(|row| row.get::<_, String>(0))
+                .collect::<Vec<_>>()
+                .join("\n"))
         });
         eprintln!(
             "--- Postgres ---\n{}\n---",

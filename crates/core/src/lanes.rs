@@ -8,8 +8,8 @@
 //! 1. [`Lanes::enqueue`] puts a record at the end of its lane.
 //! 2. The first record of a lane is sent. The others wait for its ack.
 //! 3. A record of which nobody knows whether the bus has it, or that the bus cannot take now, is
-//!    sent again before any later record of its key. Where the bus takes other records meanwhile, it
-//!    is refused in the end.
+//!    sent again before any later record of its key. Where the bus takes other records meanwhile,
+//!    it is refused in the end.
 //! 4. A refused record holds its lane until the relay has decided: [`Lanes::retry`] sends it again,
 //!    [`Lanes::withdraw`] takes back the whole lane. Other lanes go on.
 

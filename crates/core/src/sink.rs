@@ -72,8 +72,8 @@ pub enum EnqueueError {
 ///
 /// Records of one key reach the log in the order they were enqueued, gapless:
 /// once one fails, or is refused, none of its key behind it is delivered. While the bus is away
-/// records wait in the sink. Records without an ack when a sink is dropped never count as delivered,
-/// and nothing may be written of them later.
+/// records wait in the sink. Records without an ack when a sink is dropped never count as
+/// delivered, and nothing may be written of them later.
 pub trait Sink: Send {
     /// Takes one record, copying it. Never blocks. On an error the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;

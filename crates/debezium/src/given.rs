@@ -375,11 +375,17 @@ mod tests {
             ),
             (
                 "f",
-                r#"{"name": "n", "config": {"connector.class": "C", "z": "1", "a.b": "true", "m": "${x:y}"}, "tasks": []}"#,
+                concat!(
+                    r#"{"name": "n", "config": {"connector.class": "C", "z": "1", "a.b": "true", "#,
+                    r#""m": "${x:y}"}, "tasks": []}"#
+                ),
             ),
             (
                 "f",
-                r#"{"kind": "KafkaConnector", "spec": {"class": "C", "config": {"z": 1, "a.b": true, "m": "${x:y}"}}, "status": [1]}"#,
+                concat!(
+                    r#"{"kind": "KafkaConnector", "spec": {"class": "C", "config": "#,
+                    r#"{"z": 1, "a.b": true, "m": "${x:y}"}}, "status": [1]}"#
+                ),
             ),
             (
                 "f",

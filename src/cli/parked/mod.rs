@@ -575,9 +575,10 @@ Examples:
   walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
 
 The relay never delivers the matching events; events behind them go on. The relay names the first \
-ones in its log, and outbox.mark_failed marks the rows. If no relay runs, the next one carries the \
-request out. walrelay replay --id publishes a row that is still in the outbox. The role needs \
-SELECT and UPDATE on the table.
+ones in its log, and outbox.mark_failed marks the rows; without it outbox.mark does, or \
+outbox.delete deletes them. If no relay runs, the next one carries the request out. walrelay \
+replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the \
+table.
 ";
 
 const READ_EXIT_CODES: &str = "
@@ -736,8 +737,9 @@ mod tests {
         2 listed; --all lists those behind others, too.
         ");
         let json = serde_json::to_value(found()).unwrap();
-        let refused = json!({"row_id": "8", "outbox": "public.outbox", "stored_at": "2026-03-01T11:59:55.000Z",
-            "class": "refused", "behind": 0, "key": null, "error": "topic a\u{1b} refuses", "attempts": 3, "topic": null,
+        let refused = json!({"row_id": "8", "outbox": "public.outbox",
+            "stored_at": "2026-03-01T11:59:55.000Z", "class": "refused", "behind": 0, "key": null,
+            "error": "topic a\u{1b} refuses", "attempts": 3, "topic": null,
             "next_try_at": null, "asked": null});
         assert_eq!(
             (&json["events"][1], &json["matched"]),

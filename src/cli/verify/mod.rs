@@ -64,7 +64,8 @@ Examples:
 The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the \
 record of each row by the id in a header. The order comes from outbox.order_by, or from an \
 identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on \
-the topics. NATS JetStream is read, too. docs/how-to/verify.md describes what this proves, and its cost.
+the topics. NATS JetStream is read, too. docs/how-to/verify.md describes what this proves, and its \
+cost.
 
 Exit codes:
   0   every row has its record, and the order is the table's. At-least-once delivery allows \

@@ -18,7 +18,7 @@ pub(super) trait Duplex:
 {
 }
 
-impl<T> Duplex for T where T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static> Duplex for T {}
 
 pub(super) fn boxed(stream: impl Duplex) -> Stream {
     let stream: Box<dyn Duplex> = Box::new(stream);

@@ -261,8 +261,8 @@ impl Webhook {
         Ok(request)
     }
 
-    /// Judges an answer by its head, and waits for no body. The body may repeat the payload, so that
-    /// no log has it.
+    /// Judges an answer by its head, and waits for no body. The body may repeat the payload, so
+    /// that no log has it.
     fn judged(&self, answer: Response<hyper::body::Incoming>, now: SystemTime) -> Answer {
         let (head, body) = answer.into_parts();
         // Without a permit the connection is closed.

@@ -249,7 +249,8 @@ fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
         (
             retained,
             MISSING,
-            "walrelay teardown --slot orders --force, then walrelay setup --slot orders, then start",
+            "walrelay teardown --slot orders --force, then walrelay setup --slot orders, then \
+             start",
         ),
         (
             |it| catalog(it).table = None,

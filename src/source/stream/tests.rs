@@ -83,7 +83,10 @@ async fn started() -> (WalStream<DuplexStream>, FakeServer) {
         let command = server.expect_query().await;
         assert_eq!(
             command,
-            r#"START_REPLICATION SLOT "orders" LOGICAL 0/0 (proto_version '1', publication_names '"My ""Pub"')"#
+            concat!(
+                r#"START_REPLICATION SLOT "orders" LOGICAL 0/0 (proto_version '1', "#,
+                r#"publication_names '"My ""Pub"')"#
+            )
         );
         server.send(b'W', &[0, 0, 0]).await;
     };
@@ -287,9 +290,8 @@ async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(7, &[0; 1000])).await;
     stream.fill().await.unwrap();
-    assert!(
-        matches!(stream.next(None).unwrap(), Some(WalMessage::Data { body, .. }) if body.len() == 1000)
-    );
+    let next = stream.next(None).unwrap();
+    assert!(matches!(next, Some(WalMessage::Data { body, .. }) if body.len() == 1000));
 }
 
 #[tokio::test]
@@ -600,7 +602,9 @@ fn a_status_update_is_laid_out_as_documented() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_in_messages_of_the_stream_never_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn arbitrary_bytes_in_messages_of_the_stream_never_panic(
+        body in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
         let _ = copy_data(&body);
         let _ = lsn_of(&body);
         let _ = notice(&body);

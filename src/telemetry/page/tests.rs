@@ -54,7 +54,10 @@ fn assert_shows(telemetry: &Telemetry, ticks: u64, texts: &[&str]) {
 fn a_relay_that_cannot_start_draws_nothing_and_shows_the_cause_and_the_fix() {
     let telemetry = Telemetry::new(Duration::from_secs(30));
     let nothing = [
-        r#"<section class="wait" id="state" role="status"><h2>Not at work: not connected to both ends yet"#,
+        concat!(
+            r#"<section class="wait" id="state" role="status">"#,
+            "<h2>Not at work: not connected to both ends yet"
+        ),
         r#"<span class="soft" title="walrelay_lag_bytes">not known</span>"#,
         r#"<path class="bars" d=""></path>"#,
         "None since the start.",

@@ -28,7 +28,8 @@ fn an_undeliverable_mail_is_marked_failed_and_sent_after_its_repair() {
         sql.run(
             "insert into email_outbox (memo_id, event_type, payload, recipient_email, \
              notification_type, idempotency_key)
-             select memo_id, event_type, jsonb_build_object('subject', 'bad', 'body', repeat('x', 2000000)), 'a@example.com', 'BAD', 'bad'
+             select memo_id, event_type, jsonb_build_object('subject', 'bad', 'body', repeat('x', \
+             2000000)), 'a@example.com', 'BAD', 'bad'
              from email_outbox limit 1",
         );
         writers.wait_for(50);

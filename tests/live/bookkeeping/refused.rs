@@ -16,7 +16,8 @@ const REFUSES: &str = "create table fault (code text);
 
 /// All sessions of a relay end, as at a restart of the server.
 const CUT: &str = "select pg_terminate_backend(pid) from pg_stat_activity
-    where datname = current_database() and application_name ~ '^walrelay[ /]' and pid <> pg_backend_pid()";
+    where datname = current_database() and application_name ~ '^walrelay[ /]' and pid <> \
+    pg_backend_pid()";
 
 const DUE: &str = "walrelay_write_back_due_events";
 const UNWRITABLE: &str = r#"walrelay_not_ready{reason="postgres_unwritable"}"#;

@@ -94,7 +94,8 @@ fn the_mail_gauges_count_and_sent_rows_are_deleted_after_retention() {
              select id from email_outbox where status = 'SENT' order by id limit 50);
          update email_outbox set status = 'PENDING' where id in (
              select id from email_outbox where sent_at < now() - interval '39 days' limit 4);
-         update email_outbox set meta_created_at = now() - interval '50 days' where status = 'FAILED'",
+         update email_outbox set meta_created_at = now() - interval '50 days' where status = \
+         'FAILED'",
     );
     let swept = cleaned(&outbox, |command| command.option("--older-than", "30d"));
     assert_eq!(

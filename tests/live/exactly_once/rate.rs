@@ -111,7 +111,8 @@ fn latency(
             sql.run(&format!(
                 "insert into outbox select gen_random_uuid(), '{kind}', '{name}' || {number} % 50, \
                  'T',
-                    jsonb_build_object('at', (extract(epoch from clock_timestamp()) * 1000000)::bigint)"
+                    jsonb_build_object('at', (extract(epoch from clock_timestamp()) * \
+                    1000000)::bigint)"
             ));
         }
     });

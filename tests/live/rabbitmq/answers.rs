@@ -113,7 +113,8 @@ fn a_missing_exchange_is_waited_for_and_an_internal_one_takes_nothing() {
         let lines = format!("exchange = \"{EXCHANGE}\"\n");
         let servers = &rabbitmq.address;
         let table = format!(
-            "[sink]\nkind = \"rabbitmq\"\n[rabbitmq]\nservers = \"{servers}\"\nvhost = \"{}\"\n{lines}",
+            "[sink]\nkind = \"rabbitmq\"\n[rabbitmq]\nservers = \"{servers}\"\nvhost = \"{}\"\n\
+             {lines}",
             lab.world.name
         );
         let output = lab.world.command("doctor").config_file(&table).output();
@@ -227,7 +228,8 @@ fn a_full_queue_is_waited_for() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
-/// P1, P2: a queue that answers nothing holds up its own records, and a server that answers is kept.
+/// P1, P2: a queue that answers nothing holds up its own records, and a server that answers is
+/// kept.
 #[test]
 fn a_queue_without_answers_is_waited_for() {
     let Some(rabbitmq) = Rabbitmq::shared() else {

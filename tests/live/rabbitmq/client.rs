@@ -157,7 +157,8 @@ impl Client {
     }
 
     /// Reads a queue until nothing comes for a while, and gives how many messages were read so far.
-    /// What it reads is gone, but a stream is read from its beginning. The server may be on its way.
+    /// What it reads is gone, but a stream is read from its beginning. The server may be on its
+    /// way.
     pub(in crate::live) fn read(&mut self, name: &str, kind: Queue) -> usize {
         let mut read = Vec::new();
         let mut arguments = FieldTable::default();

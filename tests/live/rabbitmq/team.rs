@@ -1,5 +1,5 @@
-//! docs/reference/rabbitmq.md: `examples/outbox-published` on its own table and bus: what projections
-//! read, byte for byte, and what the runbook's queries find.
+//! docs/reference/rabbitmq.md: `examples/outbox-published` on its own table and bus: what
+//! projections read, byte for byte, and what the runbook's queries find.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,8 @@ fn outbox_published_messages_have_event_data_type_and_metadata() {
         {insert} ('{TWO}', 'queue-1', 'PatientCalled', '{{"QueueId":"queue-1","Room":null}}',
             '{{"correlation_id":"c-1","causation_id":null}}', '2026-02-19 08:00:00', false);
         commit;
-        {insert} ('{THREE}', 'queue-2', 'QueueClosed', '{{}}', '{{}}', '2026-02-19 08:00:01', false)"#
+        {insert} ('{THREE}', 'queue-2', 'QueueClosed', '{{}}', '{{}}',
+            '2026-02-19 08:00:01', false)"#
     ));
     let take = || client.read("queues", Queue::Quorum);
     eventually("two messages", ARRIVAL, take, |count| *count == 2);

@@ -43,8 +43,10 @@ fn rows_show_attempts(team: &Team) {
     relay.wait_ready();
     let insert = |id: &str, name: &str, resource: &str| {
         team.sql().run(&format!(
-            r#"insert into billing_events (id, subject, tenant_id, resource_id, payload) values ('{id}', '{}', 'acme', '{resource}',
-               '{{"type": "{name}", "price": 12.50, "outbox_status": "pending", "outbox_retry_count": 0}}')"#,
+            r#"insert into billing_events (id, subject, tenant_id, resource_id, payload)
+               values ('{id}', '{}', 'acme', '{resource}',
+                       '{{"type": "{name}", "price": 12.50, "outbox_status": "pending",
+                          "outbox_retry_count": 0}}')"#,
             subject(name)
         ));
     };
@@ -82,7 +84,8 @@ fn rows_show_attempts(team: &Team) {
     // Replay: the status, and in the end the row once more.
     team.create(&subject("created"));
     team.sql().run(
-        r#"update billing_events set payload = (payload::jsonb || '{"outbox_status": "pending", "outbox_retry_count": 0}')::json
+        r#"update billing_events set payload = (payload::jsonb ||
+               '{"outbox_status": "pending", "outbox_retry_count": 0}')::json
            where id = '01A'"#,
     );
     team.wait(STATE, "payload ->> 'outbox_status' <> 'dispatched'", "");
@@ -97,7 +100,9 @@ fn rows_show_attempts(team: &Team) {
     };
     assert_eq!((consumed("created"), consumed("paid")), (1, 2));
     team.sql().run(
-        r#"update billing_events set payload = (payload::jsonb || '{"outbox_status": "pending"}')::json where id = '01A'"#,
+        r#"update billing_events
+           set payload = (payload::jsonb || '{"outbox_status": "pending"}')::json
+           where id = '01A'"#,
     );
     let again = || {
         team.records(&subject("created"))

@@ -25,7 +25,8 @@ fn a_refused_mail_fails_after_five_attempts_and_is_retried_when_set_to_pending()
         "insert into memos (id, memo_number_prefix, department_code, title)
          values ('6f2b0f0e-54f1-4a1c-9f43-0d2f4c1c7a01', 'HR', 'HR-01', 'Holidays');
          insert into email_outbox (memo_id, event_type, payload, recipient_email, notification_type)
-         values ('6f2b0f0e-54f1-4a1c-9f43-0d2f4c1c7a01', 'memo.created', '{}', 'ann@example.com', 'MEMO_CREATED')",
+         values ('6f2b0f0e-54f1-4a1c-9f43-0d2f4c1c7a01', 'memo.created', '{}', 'ann@example.com', \
+         'MEMO_CREATED')",
     );
     team.wait(
         "concat_ws(' ', status, retry_count, sent_at)",

@@ -23,7 +23,8 @@ fn insert(team: &Team, number: u32, (aggregate, kind): (&str, &str), max_retries
     team.sql().run(&format!(
         "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, \
          status, version, created_at, max_retries)
-         values ('{}', '{aggregate}', 'user', '{kind}', {data}, 'pending', 1, now(), {max_retries})",
+         values ('{}', '{aggregate}', 'user', '{kind}', {data}, 'pending', 1, now(), \
+         {max_retries})",
         id(number)
     ));
 }

@@ -149,7 +149,8 @@ fn a_value_can_be_a_whole_mail() {
     let mut relay = mails.relay("park");
     let sql = mails.sql();
     let parts = "From: shop@example.org\nTo: all@example.org\nSubject: both\nMIME-Version: 1.0\n\
-                 Content-Type: multipart/alternative;\n boundary=b\n\n--b\nContent-Type: text/plain\n\n\
+                 Content-Type: multipart/alternative;\n boundary=b\n\n--b\nContent-Type: \
+                 text/plain\n\n\
                  .\nplain\n--b\nContent-Type: text/html; charset=utf-8\n\
                  Content-Transfer-Encoding: 8bit\n\n<p>ü\n--b--\n";
     let own =
@@ -232,7 +233,8 @@ fn a_row_cannot_add_recipients_fields_or_mails() {
     };
     // Each of these is one mail.
     let smuggled = [
-        "a\n.\nMAIL FROM:<x@example.org>\nRCPT TO:<eve@example.org>\nDATA\nSubject: evil\n\nevil\n.\n",
+        "a\n.\nMAIL FROM:<x@example.org>\nRCPT TO:<eve@example.org>\nDATA\nSubject: evil\n\nevil\n\
+         .\n",
         "a\r\n.\r\nMAIL FROM:<x@example.org>\r\n",
         "a\r.\rMAIL FROM:<x@example.org>\r",
         "a\n.\r\nMAIL FROM:<x@example.org>\r\n",

@@ -175,7 +175,8 @@ fn a_body_makes_no_second_mail_in_postfix() {
 /// P3, P13: `examples/email-outbox`: the team's own table and statements.
 #[test]
 fn the_mails_of_a_team_are_sent_marked_and_sent_again() {
-    let refuses = "smtpd_recipient_restrictions = reject_unauth_destination,\n check_recipient_access \
+    let refuses = "smtpd_recipient_restrictions = reject_unauth_destination,\n \
+                   check_recipient_access \
                    inline:{ {later@example.org = 450 come later} }\n";
     let Some(postfix) = Postfix::start(refuses) else {
         return;

@@ -274,7 +274,8 @@ fn said(reader: &mut BufReader<Box<dyn Stream>>, reply: Option<Reply>, default: 
 fn default(verb: &str) -> &'static str {
     match verb {
         "EHLO" => {
-            "250-mail.test\r\n250-SIZE 1000000\r\n250-STARTTLS\r\n250-AUTH PLAIN LOGIN\r\n250 8BITMIME"
+            "250-mail.test\r\n250-SIZE 1000000\r\n250-STARTTLS\r\n250-AUTH PLAIN LOGIN\r\n250 \
+             8BITMIME"
         }
         "STARTTLS" => "220 go",
         "AUTH" => "235 welcome",

@@ -463,10 +463,10 @@ fn config_check_shows_values_as_the_stream_has_them() {
         seen.sql
             .run(&format!("alter database {name} set {setting}"));
     }
-    let insert =
-        "insert into outbox values (1, 'grün', '{ \"b\":1,  \"a\":\"ü\" }', true, 'ab', \
+    let insert = "insert into outbox values (1, 'grün', '{ \"b\":1,  \"a\":\"ü\" }', true, 'ab', \
          '10.0.0.1', '1 day 2 hours',
-        '2026-03-04 05:06:07.5+01', '2026-03-04', 0.1::float8 / 3, '\\x00ff', array['a', null, 'b c'])";
+        '2026-03-04 05:06:07.5+01', '2026-03-04', 0.1::float8 / 3, '\\x00ff', array['a', null, 'b \
+        c'])";
     let record = seen.relayed(&toml, insert);
     let header = |name: &str| record.header(name);
     assert_eq!(

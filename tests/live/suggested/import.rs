@@ -27,14 +27,17 @@ fn imported(seen: &Seen, publication: &str) -> Output {
     let path = folder.path().join("connector.json");
     let schema = seen.world.name.to_uppercase();
     let connector = format!(
-        r#"{{"connector.class": "io.debezium.connector.postgresql.PostgresConnector", "plugin.name": "pgoutput",
-            "publication.name": "{publication}", "slot.name": "{}", "schema.include.list": "{schema}",
+        r#"{{"connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "plugin.name": "pgoutput", "publication.name": "{publication}", "slot.name": "{}",
+            "schema.include.list": "{schema}",
             "table.include.list": "{schema}\\.OUTBOX.*", "extended.headers.enabled": "false",
             "key.converter": "org.apache.kafka.connect.storage.StringConverter",
             "value.converter": "io.debezium.converters.BinaryDataConverter",
-            "value.converter.delegate.converter.type": "org.apache.kafka.connect.json.JsonConverter",
+            "value.converter.delegate.converter.type":
+                "org.apache.kafka.connect.json.JsonConverter",
             "value.converter.delegate.converter.type.schemas.enable": "false",
-            "transforms": "outbox", "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter"}}"#,
+            "transforms": "outbox",
+            "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter"}}"#,
         seen.world.name
     );
     std::fs::write(&path, connector).unwrap();

@@ -243,8 +243,10 @@ fn config_init_serves_enums_and_domains_over_domains() {
         "create type kind as enum ('Order', 'Customer of ours'); create domain reference as text \
          check (value <> '');
          create domain nested as reference; create domain document as jsonb not null;
-         create table outbox (id reference primary key, entity_type kind not null, entity_id nested not null,
-           event_name varchar(40) not null, document document, partition smallint, recorded_at timestamptz default now())",
+         create table outbox (id reference primary key, entity_type kind not null, entity_id \
+         nested not null,
+           event_name varchar(40) not null, document document, partition smallint, recorded_at \
+           timestamptz default now())",
         "insert into outbox values ('e-1', 'Customer of ours', 'c-1', 'Renamed', '{\"b\": 2}', 1)",
     );
     assert_lines(
@@ -267,7 +269,8 @@ fn config_init_serves_a_partitioned_table() {
     let (toml, record) = served(
         "outbox",
         "create table outbox (id uuid, created_at timestamptz not null, aggregatetype text not null,
-           aggregateid text not null, type text not null, payload jsonb, primary key (id, created_at))
+           aggregateid text not null, type text not null, payload jsonb, primary key (id, \
+           created_at))
            partition by range (created_at);
          create table outbox_old partition of outbox for values from (minvalue) to ('2026-01-01');
          create table outbox_new partition of outbox for values from ('2026-01-01') to (maxvalue)",

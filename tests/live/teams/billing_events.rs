@@ -52,11 +52,20 @@ fn written(sql: &Sql) -> Vec<Consumed> {
     let two = "01JNFQ5Z8X4T2M6R9V3B7C1D0B";
     let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let event = format!(
-        r#"{{"type":"subscription.created","tenant_id":"acme","correlation_id":"c-1","causation_id":"q-1","data":{{"price":12.50,"outbox_status":"kept"}},"traceparent":"{traceparent}""#
+        concat!(
+            r#"{{"type":"subscription.created","tenant_id":"acme","correlation_id":"c-1","#,
+            r#""causation_id":"q-1","data":{{"price":12.50,"outbox_status":"kept"}},"#,
+            r#""traceparent":"{traceparent}""#
+        ),
+        traceparent = traceparent
     );
     let state = |status: &str| {
         format!(
-            r#""outbox_status":"{status}","outbox_retry_count":0,"outbox_next_attempt_at":"2026-03-04T05:06:07Z","outbox_last_error":"""#
+            concat!(
+                r#""outbox_status":"{status}","outbox_retry_count":0,"#,
+                r#""outbox_next_attempt_at":"2026-03-04T05:06:07Z","outbox_last_error":"""#
+            ),
+            status = status
         )
     };
     let created = format!(
@@ -79,7 +88,8 @@ fn written(sql: &Sql) -> Vec<Consumed> {
             (
                 &format!(
                     r#"{insert} ('{two}', 'billing.tenant.suspended', 'acme', null,
-                                 '{{ {}, "type" : "tenant.suspended" }}', '2026-03-04 05:06:08+00')"#,
+                                 '{{ {}, "type" : "tenant.suspended" }}',
+                                 '2026-03-04 05:06:08+00')"#,
                     state("pending")
                 ),
                 true,
@@ -115,7 +125,13 @@ fn written(sql: &Sql) -> Vec<Consumed> {
             Some("acme/sub-1"),
             &headers(one, [Some("c-1"), Some("q-1")], Some(traceparent)),
             &format!(
-                r#"{{"id":"{one}","subject":"billing.subscription.created","tenant_id":"acme","resource_id":"sub-1","payload":{event}}},"created_at":"2026-03-04T05:06:07.25Z"}}"#
+                concat!(
+                    r#"{{"id":"{one}","subject":"billing.subscription.created","#,
+                    r#""tenant_id":"acme","resource_id":"sub-1","payload":{event}}},"#,
+                    r#""created_at":"2026-03-04T05:06:07.25Z"}}"#
+                ),
+                one = one,
+                event = event
             ),
         )
     };
@@ -124,7 +140,12 @@ fn written(sql: &Sql) -> Vec<Consumed> {
         Some("acme/"),
         &headers(two, [None; 2], None),
         &format!(
-            r#"{{"id":"{two}","subject":"billing.tenant.suspended","tenant_id":"acme","resource_id":null,"payload":{{"type":"tenant.suspended"}},"created_at":"2026-03-04T05:06:08Z"}}"#
+            concat!(
+                r#"{{"id":"{two}","subject":"billing.tenant.suspended","tenant_id":"acme","#,
+                r#""resource_id":null,"payload":{{"type":"tenant.suspended"}},"#,
+                r#""created_at":"2026-03-04T05:06:08Z"}}"#
+            ),
+            two = two
         ),
     );
     vec![record(), suspended, record()]

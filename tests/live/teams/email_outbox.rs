@@ -19,8 +19,10 @@ fn email_outbox_records_have_payload_recipient_and_idempotency_key() {
     let event = |memo: &str, body: &str, recipient: &str, key: Option<&str>| {
         let key = key.map_or("null".to_owned(), |key| format!("'{key}'"));
         format!(
-            r#"insert into email_outbox (memo_id, event_type, payload, recipient_email, notification_type, idempotency_key)
-               values ('{memo}', 'memo.created', '{{"subject":"Memo Holidays Created","body":"{body}"}}', '{recipient}',
+            r#"insert into email_outbox (memo_id, event_type, payload, recipient_email,
+                   notification_type, idempotency_key)
+               values ('{memo}', 'memo.created',
+                       '{{"subject":"Memo Holidays Created","body":"{body}"}}', '{recipient}',
                        'MEMO_CREATED', {key})"#
         )
     };

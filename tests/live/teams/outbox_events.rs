@@ -38,12 +38,18 @@ fn written(sql: &Sql) -> Vec<Consumed> {
     let two = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f002";
     let three = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f003";
     let metadata = r#"{"client_ip":"::1","source":"user-service","version":"1.0"}"#;
-    let created = r#"{"email":"test@example.com","name":"Test User","timestamp":"2026-03-04T05:06:07.123456789Z","user_id":"user-123"}"#;
+    let created = concat!(
+        r#"{"email":"test@example.com","name":"Test User","#,
+        r#""timestamp":"2026-03-04T05:06:07.123456789Z","user_id":"user-123"}"#
+    );
     let updated =
         r#"{"changes":{"name":{"from":"Test User","to":"\"T\", <U>"}},"user_id":"user-123"}"#;
     // jsonb keeps an order of its own, shorter names first: that is what the dispatcher read, and
     // published.
-    let updated_read = r#"{"changes":{"name":{"to":"\"T\", \u003cU\u003e","from":"Test User"}},"user_id":"user-123"}"#;
+    let updated_read = concat!(
+        r#"{"changes":{"name":{"to":"\"T\", \u003cU\u003e","from":"Test User"}},"#,
+        r#""user_id":"user-123"}"#
+    );
     write(
         sql,
         &[
@@ -53,7 +59,8 @@ fn written(sql: &Sql) -> Vec<Consumed> {
                     "{insert} ('{one}', 'user-123', 'user', 'user.created', '{created}', \
                      '{metadata}', 'pending', 1,
                                '2026-03-04T06:06:07.123456+01:00', 5),
-                              ('{two}', 'user-123', 'user', 'user.updated', '{updated}', 'null', 'pending', 1,
+                              ('{two}', 'user-123', 'user', 'user.updated', '{updated}', 'null', \
+                              'pending', 1,
                                '2026-03-04T05:06:07.5Z', 5)"
                 ),
                 true,
@@ -73,8 +80,11 @@ fn written(sql: &Sql) -> Vec<Consumed> {
                 ),
                 true,
             ),
-            ("update outbox_events set status = 'published', published_at = now(), version = \
-              version + 1", true),
+            (
+                "update outbox_events set status = 'published', published_at = now(), version = \
+              version + 1",
+                true,
+            ),
         ],
     );
 
@@ -91,21 +101,41 @@ fn written(sql: &Sql) -> Vec<Consumed> {
             "user.created",
             one,
             &format!(
-                r#"{{"id":"{one}","aggregate_id":"user-123","aggregate_type":"user","event_type":"user.created","event_data":{{"name":"Test User","email":"test@example.com","user_id":"user-123","timestamp":"2026-03-04T05:06:07.123456789Z"}},"metadata":{metadata},"version":1,"timestamp":"2026-03-04T05:06:07.123456Z"}}"#
+                concat!(
+                    r#"{{"id":"{one}","aggregate_id":"user-123","aggregate_type":"user","#,
+                    r#""event_type":"user.created","event_data":{{"name":"Test User","#,
+                    r#""email":"test@example.com","user_id":"user-123","#,
+                    r#""timestamp":"2026-03-04T05:06:07.123456789Z"}},"#,
+                    r#""metadata":{metadata},"version":1,"#,
+                    r#""timestamp":"2026-03-04T05:06:07.123456Z"}}"#
+                ),
+                one = one,
+                metadata = metadata
             ),
         ),
         record(
             "user.updated",
             two,
             &format!(
-                r#"{{"id":"{two}","aggregate_id":"user-123","aggregate_type":"user","event_type":"user.updated","event_data":{updated_read},"metadata":null,"version":1,"timestamp":"2026-03-04T05:06:07.5Z"}}"#
+                concat!(
+                    r#"{{"id":"{two}","aggregate_id":"user-123","aggregate_type":"user","#,
+                    r#""event_type":"user.updated","event_data":{updated_read},"#,
+                    r#""metadata":null,"version":1,"timestamp":"2026-03-04T05:06:07.5Z"}}"#
+                ),
+                two = two,
+                updated_read = updated_read
             ),
         ),
         record(
             "user.updated",
             three,
             &format!(
-                r#"{{"id":"{three}","aggregate_id":"user-123","aggregate_type":"user","event_type":"user.updated","event_data":{{}},"metadata":null,"version":1,"timestamp":"2026-03-04T05:06:08Z"}}"#
+                concat!(
+                    r#"{{"id":"{three}","aggregate_id":"user-123","aggregate_type":"user","#,
+                    r#""event_type":"user.updated","event_data":{{}},"#,
+                    r#""metadata":null,"version":1,"timestamp":"2026-03-04T05:06:08Z"}}"#
+                ),
+                three = three
             ),
         ),
     ]

@@ -21,10 +21,13 @@ fn outbox_published_records_have_event_data_and_metadata_headers() {
             // One aggregate saves several events in one transaction.
             (
                 &format!(
-                    r#"{insert} ('{one}', 'queue-1', 'PatientCheckedIn', '{{"QueueId":"queue-1","Priority":1.50}}',
+                    r#"{insert} ('{one}', 'queue-1', 'PatientCheckedIn',
+                                 '{{"QueueId":"queue-1","Priority":1.50}}',
                                  '{metadata}', '2026-02-19 08:00:00', false);
-                       {insert} ('{two}', 'queue-1', 'PatientCalled', '{{"QueueId":"queue-1","Room":null}}',
-                                 '{{"correlation_id":"c-1","causation_id":null}}', '2026-02-19 08:00:00', false)"#
+                       {insert} ('{two}', 'queue-1', 'PatientCalled',
+                                 '{{"QueueId":"queue-1","Room":null}}',
+                                 '{{"correlation_id":"c-1","causation_id":null}}',
+                                 '2026-02-19 08:00:00', false)"#
                 ),
                 true,
             ),
@@ -40,13 +43,20 @@ fn outbox_published_records_have_event_data_and_metadata_headers() {
                 &format!(
                     "insert into outbox (id, aggregate_id, event_type, event_data, metadata, \
                      created_at, published, retry_count)
-                     values ('{three}', 'queue-2', 'QueueClosed', '{{}}', '{{}}', '2026-02-19 08:00:01', null, null)"
+                     values ('{three}', 'queue-2', 'QueueClosed', '{{}}', '{{}}', '2026-02-19 \
+                     08:00:01', null, null)"
                 ),
                 true,
             ),
-            ("update outbox set published = true, published_at = now()", true),
-            ("delete from outbox where published = true and published_at < now() + interval '7 \
-              days'", true),
+            (
+                "update outbox set published = true, published_at = now()",
+                true,
+            ),
+            (
+                "delete from outbox where published = true and published_at < now() + interval '7 \
+              days'",
+                true,
+            ),
         ],
     );
 

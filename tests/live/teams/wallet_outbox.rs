@@ -16,7 +16,8 @@ fn wallet_outbox_records_have_the_payload_text_on_the_known_topic() {
             (
                 &format!(
                     "insert into outbox (event_type, payload, correlation_id, created_at, sent)
-                     values ('WalletCreatedEvent', '{wallet}', 'c-1', '2026-03-04 05:06:07.123456', false)"
+                     values ('WalletCreatedEvent', '{wallet}', 'c-1', '2026-03-04 \
+                     05:06:07.123456', false)"
                 ),
                 true,
             ),

@@ -28,7 +28,8 @@ fn old(sql: &Sql, count: u32) {
 fn insert(count: u32) -> String {
     format!(
         "insert into outbox (aggregatetype, created_at)
-         select 'a', now() - interval '8 days' + n * interval '1 second' from generate_series(1, {count}) n"
+         select 'a', now() - interval '8 days' + n * interval '1 second' from generate_series(1, \
+         {count}) n"
     )
 }
 
@@ -46,10 +47,12 @@ fn publish_all(world: &World, also: &str) {
             'version', 3, 'written_at', now()::text, 'walrelay', '0.1.0',
             'system_identifier', (select system_identifier::text from pg_control_system()),
             'timeline', (select timeline_id from pg_control_checkpoint()),
-            'slot', '{slot}', 'position', jsonb_build_object('end_lsn', pg_current_wal_insert_lsn()::text),
+            'slot', '{slot}', 'position', jsonb_build_object('end_lsn', \
+            pg_current_wal_insert_lsn()::text),
             'publication_oid', 1, 'table_oids', jsonb_build_array('outbox'::regclass::oid::bigint),
             'published', jsonb_build_object(
-                'snapshot', pg_current_snapshot()::text, 'lsn', pg_current_wal_insert_lsn()::text, 'also', '{also}'::jsonb
+                'snapshot', pg_current_snapshot()::text, 'lsn', pg_current_wal_insert_lsn()::text, \
+                'also', '{also}'::jsonb
             )), now()",
         slot = world.name
     ));
@@ -221,7 +224,8 @@ fn pending_decides_deletion_without_a_stored_position() {
     sql.run(
         "alter table outbox alter sent drop not null;
          insert into outbox (event_type, payload, created_at, sent)
-         select 'A', '', now() at time zone 'UTC' - interval '2 days', (array[true, false, null])[n % 3 + 1]
+         select 'A', '', now() at time zone 'UTC' - interval '2 days', (array[true, false, \
+         null])[n % 3 + 1]
          from generate_series(0, 29) n",
     );
     let toml = format!(
@@ -321,7 +325,8 @@ fn partitioned() -> World {
     ));
     world.sql().run(
         "insert into outbox (aggregatetype, created_at)
-         select 'a', current_date + interval '30 minutes' + n * interval '1 day' from generate_series(-12, 2) n,
+         select 'a', current_date + interval '30 minutes' + n * interval '1 day' from \
+         generate_series(-12, 2) n,
          generate_series(1, 10)",
     );
     world
@@ -400,7 +405,8 @@ fn rows_of_many_partitions_are_deleted_one_by_one_without_compiling() {
          $$ begin insert into public.compiled values (current_setting('jit')); return old; end $$;
          create trigger notes before delete on outbox for each row execute function notes();
          insert into outbox (aggregatetype, created_at)
-         select 'a', now() - interval '1 hour' - n * interval '1 day' from generate_series(0, 198) n, generate_series(1, 10)"
+         select 'a', now() - interval '1 hour' - n * interval '1 day' from generate_series(0, 198) \
+         n, generate_series(1, 10)"
     ));
     let sql = world.sql();
     assert_eq!(

@@ -17,9 +17,11 @@ fn insert(sql: &Sql, key: &str, events: u32) {
     sql.run(&format!(
         "insert into walrelay.parked (slot, outbox, row_id, key, commit_lsn, index, via, \
          committed_at, names, types, texts, class)
-         select 'orders', 'public.outbox', convert_to(n::text || coalesce({key}, ''), 'UTF8'), convert_to({key}, 'UTF8'), '0/1', n, 'slot', now(),
+         select 'orders', 'public.outbox', convert_to(n::text || coalesce({key}, ''), 'UTF8'), \
+         convert_to({key}, 'UTF8'), '0/1', n, 'slot', now(),
              array['id', 'payload'], array[25, 25],
-             array[convert_to((n % 10)::text, 'UTF8'), convert_to(repeat('x', 1000000), 'UTF8')], 'behind'
+             array[convert_to((n % 10)::text, 'UTF8'), convert_to(repeat('x', 1000000), 'UTF8')], \
+             'behind'
          from generate_series(1, {events}) n"
     ));
 }

@@ -112,14 +112,19 @@ fn a_partition_of_a_killed_drop_contains_only_published_rows() {
     sql.run(&format!(
         "drop table outbox; create table outbox (id uuid, aggregatetype text, aggregateid text, \
          type text, payload jsonb,
-            seq bigint not null generated always as identity, xid xid8 not null default pg_current_xact_id(),
+            seq bigint not null generated always as identity, xid xid8 not null default \
+            pg_current_xact_id(),
             created_at timestamptz not null default now()) partition by range (created_at);
-         create table outbox_old partition of outbox for values from ('2020-01-01Z') to ('2021-01-01Z');
+         create table outbox_old partition of outbox for values from ('2020-01-01Z') to \
+         ('2021-01-01Z');
          create table outbox_now partition of outbox for values from ('2021-01-01Z') to (maxvalue);
          {}",
-        WITNESS.replace("(like outbox)", "(id uuid, aggregatetype text, aggregateid text, type \
+        WITNESS.replace(
+            "(like outbox)",
+            "(id uuid, aggregatetype text, aggregateid text, type \
                                           text, payload jsonb,
-            seq bigint, xid xid8, created_at timestamptz)")
+            seq bigint, xid xid8, created_at timestamptz)"
+        )
     ));
     world.setup();
     sql.run("alter table outbox alter created_at set default '2020-06-01Z'");

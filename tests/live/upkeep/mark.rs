@@ -36,7 +36,8 @@ const SCHEMAS: [&str; 3] = [
 const WANTED: &str = r#"
 [[outbox]]
 table = "outbox_events"
-mark = "status = 'published', published_at = now(), version = version + 1, metadata = jsonb_set(coalesce(metadata, '{}'), '{sent}', 'true')"
+mark = """status = 'published', published_at = now(), version = version + 1, \
+          metadata = jsonb_set(coalesce(metadata, '{}'), '{sent}', 'true')"""
 [outbox.columns]
 aggregatetype = "aggregate_type"
 aggregateid = "aggregate_id"
@@ -78,9 +79,11 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     sql.run(
         "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, \
          status, version, created_at)
-         select ('00000000-0000-0000-0000-00000000000' || n)::uuid, 'a', 'b', 'c', '{}', 'pending', 7, now()
+         select ('00000000-0000-0000-0000-00000000000' || n)::uuid, 'a', 'b', 'c', '{}', \
+         'pending', 7, now()
          from generate_series(1, 5) n;
-         insert into outbox (event_type, payload, created_at) select 'A', '', now() from generate_series(1, 5000)",
+         insert into outbox (event_type, payload, created_at) select 'A', '', now() from \
+         generate_series(1, 5000)",
     );
     for name in names {
         sql.rows(
@@ -127,7 +130,8 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     assert!(!error.cause().contains("five"), "{error}");
 
     let marked = "select string_agg(id || status || version || metadata, ' ' order by id) from (
-        select right(id::text, 1) as id, status, version, coalesce(metadata::text, '') as metadata from outbox_events) e";
+        select right(id::text, 1) as id, status, version, coalesce(metadata::text, '') as metadata \
+        from outbox_events) e";
     let twice = "published9{\"sent\": true}";
     assert_eq!(
         sql.text(marked),
@@ -189,7 +193,8 @@ fn a_mark_that_cannot_work_is_refused_at_start() {
         "create table parted (id int, aggregatetype text, aggregateid text, type text, payload \
          jsonb, status text)
         partition by list (status);
-        create table parted_1 partition of parted for values in ('new') partition by list (lower(payload::text));
+        create table parted_1 partition of parted for values in ('new') partition by list \
+        (lower(payload::text));
         create table parted_2 partition of parted_1 default;
         create function public.stamp() returns text language sql as $$select 'x'$$";
     let world = database(&format!("{}; {parted}", SCHEMAS[1]));

@@ -9,9 +9,11 @@ use crate::support::wait::{LIMIT, eventually};
 
 const TABLE: &str = "create table outbox (id bigint generated always as identity primary key, \
                      aggregatetype text, aggregateid text, type text, payload jsonb)";
-const INDEXES: &str = "select string_agg(c.relname || ':' || i.indisvalid, ' ' order by c.relname) \
+const INDEXES: &str =
+    "select string_agg(c.relname || ':' || i.indisvalid, ' ' order by c.relname) \
                        from pg_index i
-     join pg_class c on c.oid = i.indexrelid join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+     join pg_class c on c.oid = i.indexrelid join pg_attribute a on a.attrelid = i.indrelid and \
+     a.attnum = i.indkey[0]
      where a.attname like '%xid'";
 
 fn node(sql: &Sql) -> String {

@@ -221,8 +221,10 @@ fn configuration(
          listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
          advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
          listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
-         controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\nlog.dirs={log}\n\
-         num.partitions={PARTITIONS}\nauto.create.topics.enable=true\nnum.network.threads=1\nnum.io.threads=2\n\
+         controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\n\
+         log.dirs={log}\n\
+         num.partitions={PARTITIONS}\nauto.create.topics.enable=true\nnum.network.threads=1\n\
+         num.io.threads=2\n\
          default.replication.factor=3\nmin.insync.replicas=2\noffsets.topic.num.partitions=1\n\
          transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
          transaction.abort.timed.out.transaction.cleanup.interval.ms={ABORTS_MS}\n\

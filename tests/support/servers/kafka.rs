@@ -104,7 +104,8 @@ impl Kafka {
     /// The same with these lines in `server.properties` instead of the usual ones.
     #[track_caller]
     pub(crate) fn guarded_with(listeners: &[Listener], lines: &str) -> Kafka {
-        let rights = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+        let rights = "authorizer.class.name=\
+                      org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
                       super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n";
         Kafka::configured(SESSION_MS, listeners, &format!("{rights}{lines}"))
     }
@@ -544,10 +545,13 @@ fn configuration(
     }
     format!(
         "process.roles={roles}\nnode.id={node}\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n\
-         listeners={listeners}\nadvertised.listeners={advertised}\nlistener.security.protocol.map={protocols}\n\
-         controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\nlog.dirs={log}\n\
+         listeners={listeners}\nadvertised.listeners={advertised}\n\
+         listener.security.protocol.map={protocols}\n\
+         controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\n\
+         log.dirs={log}\n\
          num.partitions={PARTITIONS}\nauto.create.topics.enable=true\nnum.network.threads=1\n\
-         default.replication.factor=1\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n\
+         default.replication.factor=1\noffsets.topic.replication.factor=1\n\
+         offsets.topic.num.partitions=1\n\
          transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n\
          transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
          transaction.abort.timed.out.transaction.cleanup.interval.ms={ABORTS_MS}\n\

@@ -279,7 +279,8 @@ impl Postgres {
         let one = self.address();
         let other = other.address();
         format!(
-            "postgres://postgres@{one},{other}/{database}?sslmode=disable&target_session_attrs=read-write"
+            "postgres://postgres@{one},{other}/{database}?sslmode=disable&\
+             target_session_attrs=read-write"
         )
     }
 

@@ -248,14 +248,19 @@ proptest! {
     #[test]
     fn arbitrary_bytes_behind_a_known_tag_never_panic(
         tag in proptest::sample::select(&b"BCRIUDTYOM"[..]),
-        bytes in vec(prop_oneof![Just(0_u8), proptest::sample::select(&b"NKOntub"[..]), any::<u8>()], 0..60),
+        bytes in vec(
+            prop_oneof![Just(0_u8), proptest::sample::select(&b"NKOntub"[..]), any::<u8>()],
+            0..60,
+        ),
     ) {
         drop(decode_and_walk(&[&[tag][..], &bytes].concat()));
     }
 
     #[test]
     fn a_message_with_one_byte_changed_never_panics(
-        which in any::<proptest::sample::Index>(), at in any::<proptest::sample::Index>(), byte in any::<u8>(),
+        which in any::<proptest::sample::Index>(),
+        at in any::<proptest::sample::Index>(),
+        byte in any::<u8>(),
     ) {
         let messages = one_of_each();
         let mut bytes = which.get(&messages).0.clone();

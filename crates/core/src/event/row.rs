@@ -523,8 +523,11 @@ mod tests {
     #[test]
     fn members_are_values_and_what_is_no_string_stays_json() {
         let needed = ["id", "message_lsn", "s", "n", "o", "b", "null", "missing"];
-        let json =
-            br#" {"o": {"a": [1, 2]}, "x": 1, "s": "a \"b\" \u00e9", "n": 12.50, "b": true, "null": null, "id": "7"} "#;
+        let json = concat!(
+            r#" {"o": {"a": [1, 2]}, "x": 1, "s": "a \"b\" \u00e9", "n": 12.50, "b": true, "#,
+            r#""null": null, "id": "7"} "#
+        )
+        .as_bytes();
         let row = content(&needed, json).unwrap();
         for (place, value, type_oid) in [
             (0, Some("7"), TEXT),

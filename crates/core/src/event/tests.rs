@@ -165,7 +165,15 @@ proptest! {
     #[test]
     fn a_damaged_capture_is_an_error_or_comes_to_steps_and_never_panics(
         which in any::<prop::sample::Index>(),
-        damage in vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..30),
+        damage in vec(
+            (
+                any::<prop::sample::Index>(),
+                any::<prop::sample::Index>(),
+                any::<u8>(),
+                any::<bool>(),
+            ),
+            0..30,
+        ),
         resume in proptest::option::of(any::<prop::sample::Index>()),
         partial in proptest::option::of((0..3_000_u64, 1..4_u64)),
     ) {
@@ -178,8 +186,10 @@ proptest! {
                 *at.get_mut(which.get_mut(&mut messages).1.as_mut_slice()) = byte;
             }
         }
-        let partial =
-            partial.map(|(bytes, index)| Partial { commit_lsn: Lsn::new(end_lsn.as_u64() + bytes), index });
+        let partial = partial.map(|(bytes, index)| Partial {
+            commit_lsn: Lsn::new(end_lsn.as_u64() + bytes),
+            index,
+        });
         let mut assembler = Assembler::new(&[outbox()], Position { end_lsn, partial });
         let mut inside = None;
         for (wal_start, message) in &messages {
@@ -199,7 +209,8 @@ proptest! {
                 Ok(Step::Nothing | Step::Relation { .. } | Step::OtherTable { .. }) => {}
                 Err(error) => {
                     let error = error.into_error(&"orders".parse().unwrap());
-                    prop_assert!(error.cause().starts_with("slot orders: ") && error.what_to_do().is_some());
+                    prop_assert!(error.cause().starts_with("slot orders: "));
+                    prop_assert!(error.what_to_do().is_some());
                     break;
                 }
             }

@@ -53,9 +53,15 @@ impl Setup {
             |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
         let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some())
             && outbox.filter(deletes).is_none();
+        let is_searched = outbox.is_some_and(|outbox| outbox.upkeep.pending.is_some());
         let then = match self.delivery.on_error {
             OnError::Park => {
                 Remedy::from("then have the event tried again: ").and(of_command("parked retry"))
+            }
+            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row && is_searched => {
+                Remedy::from(
+                    "then update its row to what outbox.pending selects: the relay publishes it",
+                )
             }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
                 Remedy::from("then publish its row, if it is still in the table: ")

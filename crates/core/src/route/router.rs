@@ -965,7 +965,10 @@ mod tests {
                 tombstone: Some("payload".to_owned()),
             };
         });
-        let expected = r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"tenant":null,"n":1}"#;
+        let expected = concat!(
+            r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"#,
+            r#""tenant":null,"n":1}"#
+        );
         assert_eq!(routes.route(&ROW).value.as_deref(), Some(expected));
         assert_eq!(
             routes.route(&with(4, None)).value,
@@ -1078,7 +1081,10 @@ mod tests {
             route.headers = vec![("tenant".into(), template("{type}"))];
             route.headers_from = Some(template("{metadata}"));
         });
-        let object = r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 1, "o": {"a": 1}, "n": 12.50, "none": null}"#;
+        let object = concat!(
+            r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 1, "#,
+            r#""o": {"a": 1}, "n": 12.50, "none": null}"#
+        );
         let own = ["id=7", "walrelay-position=0/64:3", "tenant=Placed"];
         let members = ["traceparent=00-ab", r#"o={"a": 1}"#, "n=12.50", "none=NULL"];
         assert_eq!(
@@ -1110,7 +1116,8 @@ mod tests {
             // A reserved header cannot come from a member, even if it is not configured.
             route.position_header = None;
         });
-        let object = r#"{"walrelay-position": "7:1:0/64:3", "a": "1", "Walrelay-Replay": "1", "walrelay-settled": "replayed",
+        let object = r#"{"walrelay-position": "7:1:0/64:3", "a": "1", "Walrelay-Replay": "1",
+                         "walrelay-settled": "replayed",
                          "walrelay-error-class": "x", "walrelay": "2", "x-walrelay-replay": "3"}"#;
         let row = with(6, Some(object));
         assert_eq!(

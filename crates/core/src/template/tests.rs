@@ -29,7 +29,16 @@ const ROW: Row<'_> = Row(&[
     (25, Some(b"OrderCreated")),
     (25, None),
     (25, Some(b"a/b c")),
-    (25, Some(br#"{"tenant": "acme", "n": 12.50, "o": {"a b": ["x"], "\u0061": "\u00e4"}, "null": null}"#)),
+    (
+        25,
+        Some(
+            concat!(
+                r#"{"tenant": "acme", "n": 12.50, "o": {"a b": ["x"], "\u0061": "\u00e4"}, "#,
+                r#""null": null}"#
+            )
+            .as_bytes(),
+        ),
+    ),
     (25, Some(b"odd")),
     (25, Some(b"\xff")),
     (25, Some(b"")),

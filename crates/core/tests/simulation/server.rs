@@ -232,7 +232,13 @@ fn insert(aggregate: u8, version: u64) -> Vec<u8> {
 fn message(transactional: bool, prefix: &str, lsn: u64, aggregate: u8, version: u64) -> Vec<u8> {
     let id = id(aggregate, version);
     let content = format!(
-        r#"{{"id": "{id}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#
+        concat!(
+            r#"{{"id": "{id}", "aggregatetype": "order", "#,
+            r#""aggregateid": {aggregate}, "payload": {version}}}"#
+        ),
+        id = id,
+        aggregate = aggregate,
+        version = version
     );
     let length = u32::try_from(content.len()).unwrap().to_be_bytes();
     let flag = u8::from(transactional);
