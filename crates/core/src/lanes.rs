@@ -26,7 +26,8 @@ use crate::sink::{Delivery, EnqueueError};
 const WAIT: Duration = Duration::from_millis(500);
 /// The longest such wait.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// So often the bus may not take a record while it takes others; then the record is refused.
+/// So often the bus may not take a record while it takes others; then the record is refused. Where
+/// several records are not taken in a row, the bus takes none, and that does not count.
 const DELAYS_MAX: u32 = 5;
 
 /// How one attempt to send a record ended.
@@ -38,7 +39,9 @@ pub enum Outcome {
     ///
     /// An error that is retried without a limit is not reported: the record waits in its lane. It
     /// becomes a refusal, [`Kind::TopicRefused`], once the record waited for the fifth time and
-    /// other records were acked since the first. Its attempts are those of all five.
+    /// other records were acked since the first. Its attempts are those of all five. An attempt
+    /// does not count behind that of another record which had to wait, too, with no ack between:
+    /// the bus takes none then.
     Refused {
         /// Why.
         error: Error,
@@ -78,6 +81,8 @@ struct Queued {
 #[derive(Debug, Clone, Copy, Default)]
 struct Delays {
     count: u32,
+    /// Those of them that count: see [`DELAYS_MAX`].
+    counted: u32,
     /// What was acked of all records at the first of them.
     acked_before: Option<u64>,
     /// Whether each is reported.
@@ -91,15 +96,34 @@ impl Delays {
     }
 
     /// One more, when `acked` records were acked. Whether the record is refused for it.
-    fn one_more(&mut self, acked: u64) -> bool {
+    fn one_more(&mut self, acked: u64, counts: bool) -> bool {
         let others_acked = self.others_acked(acked);
         self.count += 1;
-        self.are_refusals || (self.count >= DELAYS_MAX && others_acked)
+        self.counted += u32::from(counts);
+        self.are_refusals || (counts && self.counted >= DELAYS_MAX && others_acked)
     }
 
     fn wait(&self) -> Duration {
         let doubled = WAIT.saturating_mul(1 << self.count.saturating_sub(1).min(10));
         doubled.min(WAIT_MAX)
+    }
+}
+
+/// The lanes whose records the bus could not take since it took one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Delayed {
+    None,
+    One(LaneId),
+    Several,
+}
+
+impl Delayed {
+    fn and(self, id: LaneId) -> Delayed {
+        match self {
+            Delayed::None => Delayed::One(id),
+            Delayed::One(known) if known == id => self,
+            Delayed::One(_) | Delayed::Several => Delayed::Several,
+        }
     }
 }
 
@@ -138,6 +162,7 @@ pub struct Lanes {
     queued: usize,
     queued_max: usize,
     acked: u64,
+    delayed: Delayed,
     next_lane: LaneId,
     next_attempt: u64,
     deliveries: Vec<Delivery>,
@@ -158,6 +183,7 @@ impl Lanes {
             queued: 0,
             queued_max,
             acked: 0,
+            delayed: Delayed::None,
             next_lane: 0,
             next_attempt: 0,
             deliveries: Vec::new(),
@@ -304,14 +330,16 @@ impl Lanes {
             return;
         };
         if error.kind().disposition() == Disposition::Retry {
-            if !first.delays.one_more(self.acked) {
+            self.delayed = self.delayed.and(id);
+            let counts = self.delayed != Delayed::Several;
+            if !first.delays.one_more(self.acked, counts) {
                 let wait = first.delays.wait();
                 self.wait(id, now + after.map_or(wait, |after| after.max(wait)));
                 return;
             }
             error = error.with_kind(Kind::TopicRefused);
             // Each attempt counts, also those that nobody was told of.
-            first.refused = first.refused.max(first.delays.count - 1);
+            first.refused = first.refused.max(first.delays.counted.saturating_sub(1));
         }
         first.refused += 1;
         error.attempts = first.refused;
@@ -408,6 +436,7 @@ impl Lanes {
         };
         self.queued -= 1;
         self.acked += 1;
+        self.delayed = Delayed::None;
         self.deliveries.push(Delivery::Acked(acked.ticket));
         if lane.queue.is_empty() {
             self.lanes.remove(&id);
@@ -555,6 +584,29 @@ mod tests {
             panic!("{told:?}")
         };
         assert_eq!(error.kind(), Kind::TopicRefused);
+    }
+
+    #[test]
+    fn records_that_wait_together_are_refused_by_no_number_of_outages() {
+        let mut now = Instant::now();
+        let mut lanes = Lanes::new(8, 8);
+        lanes.enqueue(&record(Some(b"a")), Ticket(0)).unwrap();
+        lanes.enqueue(&record(Some(b"b")), Ticket(1)).unwrap();
+        for outage in 0..3 {
+            for _ in 0..DELAYS_MAX {
+                now += WAIT_MAX;
+                for _ in 0..2 {
+                    let sent = lanes.next(now).unwrap();
+                    lanes.ended(sent.id, refused(Kind::BusUnreachable), now);
+                }
+            }
+            assert!(!lanes.has_deliveries(), "in outage {outage}");
+            // The bus is back while both wait, and away again before they are sent.
+            lanes.enqueue(&record(None), Ticket(2 + outage)).unwrap();
+            let other = lanes.next(now).unwrap();
+            lanes.ended(other.id, Outcome::Acked, now);
+            deliveries(&mut lanes);
+        }
     }
 
     #[test]
