@@ -39,9 +39,10 @@ use native::{Metadata, TopicMetadata};
 use options::{Options, Transactional};
 use partitions::{Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
+use topic_reader::TopicReader;
 
 use crate::config::{Config, KafkaConfig};
-use crate::sink::{BusSink, SinkHandle, TakeRecord};
+use crate::sink::{BusSink, SinkHandle, TailReader};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Ticket;
 use walrelay_core::route::{OwnedRecord, Record};
@@ -410,14 +411,9 @@ impl BusSink for KafkaSink {
         KafkaSink::transactional(&config.kafka, of).await
     }
 
-    /// See [`topic_reader::read_back`].
-    fn read_back(
-        config: &Config,
-        topic: &str,
-        deadline: std::time::Instant,
-        take: &mut TakeRecord<'_>,
-    ) -> Result<()> {
-        topic_reader::read_back(Options::reader(&config.kafka)?, topic, deadline, take)
+    fn tails(config: &Config) -> Result<Option<Box<dyn TailReader>>> {
+        let reader = TopicReader::of_tails(Options::reader(&config.kafka)?)?;
+        Ok(Some(Box::new(reader)))
     }
 
     async fn judged(error: Error, config: &Config) -> Error {
