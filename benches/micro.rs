@@ -101,7 +101,7 @@ fn ledger(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(EVENTS));
     group.bench_function("enqueued to acked", |bencher| {
         bencher.iter_batched_ref(
-            || Ledger::new(Position::at(Lsn::new(1_000)), limits),
+            || Ledger::new(Position::at(Lsn::new(1_000)), limits, |_| 0),
             |ledger| {
                 ledger.begin(Lsn::new(COMMIT)).expect("a transaction");
                 for _ in 0..EVENTS {

@@ -17,7 +17,7 @@ use crate::relay::recovery::can_go_on;
 use crate::relay::session::Session;
 use crate::relay::shared_loop::Job;
 use crate::relay::store::AnyStore;
-use crate::sink::{AnySink, BusSink as _};
+use crate::sink::{AnySink, BusSink as _, TailReader};
 use crate::source::control::{Control, PendingRow, WalPosition};
 use crate::source::watch::{Fingerprint, Look, Versioned};
 use walrelay_core::config::unit::human_bytes;
@@ -27,7 +27,7 @@ use walrelay_core::event::RowId;
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
-use walrelay_core::publisher::delivered_before::Tail;
+use walrelay_core::publisher::delivered_before::{DeliveredBefore, Tail};
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
@@ -59,7 +59,16 @@ pub(super) enum Done {
     /// A snapshot, the end of the log after it, and the publication then.
     Paired(Result<Versioned>),
     /// The tail of a topic was read, as far as it could be.
-    Tail(String, Option<Tail>, Result<()>),
+    Tail(ReadTail),
+}
+
+pub(super) struct ReadTail {
+    pub(super) topic: String,
+    /// None where the reader is still at it.
+    pub(super) tail: Option<Tail>,
+    /// For the next topic.
+    pub(super) reader: Option<Box<dyn TailReader>>,
+    pub(super) result: Result<()>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,6 +86,8 @@ pub(super) struct Jobs {
     running: Vec<(Task, Job<Done>)>,
     /// When the next of a kind is due, where that is not at once.
     next: HashMap<Task, Instant>,
+    /// For the tails of topics, while there are some to be read.
+    pub(super) tails: Option<Box<dyn TailReader>>,
     /// Events acked when the last snapshot was taken.
     pub(super) paired_at: u64,
 }
@@ -90,6 +101,7 @@ impl Jobs {
         Jobs {
             running: Vec::new(),
             next,
+            tails: None,
             paired_at: u64::MAX,
         }
     }
@@ -236,12 +248,17 @@ impl Jobs {
         });
     }
 
-    /// Reads the tail of a topic, with a client of its own, where none is being read.
-    pub(super) fn begin_tail(&mut self, config: &Config, unread: impl FnOnce() -> Option<Tail>) {
+    /// Reads the tail of a topic, where none is being read. One client reads them all.
+    pub(super) fn begin_tail(&mut self, config: &Config, before: Option<&DeliveredBefore>) {
+        let Some(before) = before else {
+            self.tails = None;
+            return;
+        };
         if !self.is_running(Task::ReadTail)
-            && let Some(tail) = unread()
+            && let Some(tail) = before.unread()
         {
-            self.begin(Task::ReadTail, read_tail(config.clone(), tail));
+            let reader = self.tails.take();
+            self.begin(Task::ReadTail, read_tail(config.clone(), reader, tail));
         }
     }
 
@@ -285,28 +302,45 @@ fn why_unreadable(readable: Result<()>) -> Result<Option<Error>> {
     }
 }
 
-async fn read_tail(config: Config, mut tail: Tail) -> Done {
+async fn read_tail(config: Config, reader: Option<Box<dyn TailReader>>, mut tail: Tail) -> Done {
     let topic = tail.topic.clone();
     let until = Instant::now() + TAIL_TIMEOUT;
     let reading = tokio::task::spawn_blocking(move || {
         let topic = tail.topic.clone();
-        let read = AnySink::read_back(&config, &topic, until.into_std(), &mut |record| {
-            tail.take(record)
-        });
-        (tail, read)
-    });
-    // A little more than the time-out, so that what was read in time arrives.
-    match tokio::time::timeout_at(until + TAIL_TIMEOUT / 10, reading).await {
-        Ok(Ok((tail, read))) => Done::Tail(topic, Some(tail), read),
-        Ok(Err(error)) => Done::Tail(topic, None, Err(Error::new(Kind::Bug, error))),
-        Err(_) => {
-            let late = Error::new(
-                Kind::BusUnreachable,
-                format!("topic {topic} could not be read in time"),
-            );
-            Done::Tail(topic, None, Err(late))
+        let (reader, result) =
+            match reader.map_or_else(|| AnySink::tails(&config), |reader| Ok(Some(reader))) {
+                Ok(None) => (None, Ok(())),
+                Ok(Some(mut reader)) => {
+                    let result =
+                        reader.read_tail(&topic, until.into_std(), &mut |record| tail.take(record));
+                    (Some(reader), result)
+                }
+                Err(error) => (None, Err(error)),
+            };
+        ReadTail {
+            topic,
+            tail: Some(tail),
+            reader,
+            result,
         }
-    }
+    });
+    let lost = |error| ReadTail {
+        topic: topic.clone(),
+        tail: None,
+        reader: None,
+        result: Err(error),
+    };
+    // A little more than the time-out, so that what was read in time arrives.
+    Done::Tail(
+        match tokio::time::timeout_at(until + TAIL_TIMEOUT / 10, reading).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(error)) => lost(Error::new(Kind::Bug, error)),
+            Err(_) => {
+                let what = format!("topic {topic} could not be read in time");
+                lost(Error::new(Kind::BusUnreachable, what))
+            }
+        },
+    )
 }
 
 /// Rows that somebody set to pending again while the slot serves.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::postgres::sql;
 use crate::relay::drain::DRAIN_TIMEOUT;
 use crate::relay::jobs::{
-    Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict,
+    Done, HeldCommits, Jobs, ReadTail, RequeueDetector, RetentionLimit, RowsPersist, Verdict,
 };
 use crate::relay::recovery::why_unread;
 use crate::relay::session::{Session, memberships};
@@ -46,7 +46,6 @@ use walrelay_core::ledger::confirm::Due;
 
 use walrelay_core::position::{Lsn, Position};
 
-use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
@@ -346,7 +345,7 @@ impl ReplicationLoop<'_> {
             self.shared.retrying.begin_due(publisher, now);
         }
         self.jobs
-            .begin_tail(config, || publisher.judge.before.as_ref()?.unread());
+            .begin_tail(config, publisher.judge.before.as_deref());
         if !self.may_look() {
             return;
         }
@@ -476,8 +475,8 @@ impl ReplicationLoop<'_> {
                 self.jobs.put_off_watch(Instant::now());
                 Ok(())
             }
-            Done::Tail(topic, tail, result) => {
-                self.tail_read(&topic, tail, result);
+            Done::Tail(read) => {
+                self.tail_read(read);
                 Ok(())
             }
         };
@@ -670,7 +669,14 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    fn tail_read(&mut self, topic: &str, tail: Option<Tail>, result: Result<()>) {
+    fn tail_read(&mut self, read: ReadTail) {
+        let ReadTail {
+            topic,
+            tail,
+            reader,
+            result,
+        } = read;
+        self.jobs.tails = reader;
         let slot = &self.shared.process.config.source.slot;
         let records = tail.as_ref().map_or(0, |tail| tail.count);
         tracing::debug!(%slot, topic, records, "looked for what was published before");
@@ -682,7 +688,7 @@ impl ReplicationLoop<'_> {
         }
         match (&mut self.pipeline.publisher.judge.before, tail) {
             (Some(before), Some(tail)) => before.read(tail, result.is_err()),
-            (Some(before), None) => before.unreadable(topic),
+            (Some(before), None) => before.unreadable(&topic),
             (None, _) => {}
         }
     }

@@ -60,6 +60,17 @@ pub(crate) use stdout::{json_of, printed};
 /// Takes the newest records of a topic, newest first, and says whether it looks for this one.
 pub type TakeRecord<'a> = dyn FnMut(&Record<'_>) -> bool + 'a;
 
+/// Reads the ends of topics, one after the other. Blocks.
+pub trait TailReader: Send {
+    /// Shows `take` the newest records of `topic`, until `deadline`.
+    fn read_tail(
+        &mut self,
+        topic: &str,
+        deadline: Instant,
+        take: &mut TakeRecord<'_>,
+    ) -> Result<()>;
+}
+
 /// Reads the topics of a bus: joins no group, and changes nothing. Blocks.
 pub trait ReadTopics: Send {
     /// Gives `take` the records of a topic, those of a partition in their order: from those of
@@ -110,9 +121,9 @@ pub trait BusSink: Sink + Sized {
         async { Err(Error::new(Kind::Bug, "transactions of a bus without any")) }
     }
 
-    /// Shows `take` the newest records of `topic`. Blocks.
-    fn read_back(_: &Config, _topic: &str, _: Instant, _take: &mut TakeRecord<'_>) -> Result<()> {
-        Ok(())
+    /// A reader of what topics hold at a start; none where a bus cannot tell.
+    fn tails(_: &Config) -> Result<Option<Box<dyn TailReader>>> {
+        Ok(None)
     }
 
     /// `error`, unless nobody refused anything: then the error to try again after.
@@ -411,13 +422,8 @@ impl BusSink for AnySink {
         })
     }
 
-    fn read_back(
-        config: &Config,
-        topic: &str,
-        deadline: Instant,
-        take: &mut TakeRecord<'_>,
-    ) -> Result<()> {
-        of!(config.sink.kind, Of => Of::read_back(config, topic, deadline, take))
+    fn tails(config: &Config) -> Result<Option<Box<dyn TailReader>>> {
+        of!(config.sink.kind, Of => Of::tails(config))
     }
 
     async fn judged(error: Error, config: &Config) -> Error {

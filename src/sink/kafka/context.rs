@@ -82,6 +82,9 @@ pub(super) struct Pace {
     /// The average time that the slowest broker took to answer; 0 if unknown.
     pub(super) round_trip_us: AtomicU64,
     throttle: Mutex<Option<Throttle>>,
+    /// Requests with records since the beginning, at each of the intervals.
+    #[cfg(test)]
+    pub(super) produced: Mutex<Vec<u64>>,
 }
 
 /// A broker that makes this client wait for its quota.
@@ -95,6 +98,11 @@ struct Throttle {
 }
 
 impl Pace {
+    #[cfg(test)]
+    fn produced(&self, requests: u64) {
+        self.produced.lock().push(requests);
+    }
+
     pub(super) fn throttle(&self) -> Option<Duration> {
         self.throttle.lock().map(|throttle| throttle.time)
     }
@@ -399,6 +407,13 @@ impl ClientContext for Context {
             return;
         };
         let pace = &self.shared.pace;
+        #[cfg(test)]
+        pace.produced(
+            brokers
+                .values()
+                .filter_map(|broker| broker.req.get("Produce"))
+                .sum(),
+        );
         pace.round_trip_us
             .store(longest(&brokers, |broker| broker.rtt), Ordering::Relaxed);
         let throttle_ms = longest(&brokers, |broker| broker.throttle);
@@ -456,6 +471,10 @@ struct BrokerStatistics {
     rtt: Window,
     /// Times for which requests had to wait for a quota, in milliseconds.
     throttle: Window,
+    /// Requests of each kind since the beginning.
+    #[cfg(test)]
+    #[serde(default)]
+    req: HashMap<String, u64>,
 }
 
 #[derive(Deserialize, Clone, Copy)]

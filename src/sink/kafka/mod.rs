@@ -37,11 +37,12 @@ use context::{Context, Failure, Life, Reports, Shared, opaque};
 use faults::Subject;
 use native::{Metadata, TopicMetadata};
 use options::{Options, Transactional};
-use partitions::{Openings, Waiting, hash};
+use partitions::{Destination, Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
+use topic_reader::TopicReader;
 
 use crate::config::{Config, KafkaConfig};
-use crate::sink::{BusSink, SinkHandle, TakeRecord};
+use crate::sink::{BusSink, SinkHandle, TailReader};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Ticket;
 use walrelay_core::route::{OwnedRecord, Record};
@@ -165,8 +166,8 @@ impl KafkaSink {
         }
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
-        for topic in self.openings.acked(&self.spare.acked) {
-            self.release(topic);
+        for opened in self.openings.acked(&self.spare.acked) {
+            self.release(opened);
         }
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         for failure in mem::take(&mut self.spare.refused) {
@@ -186,14 +187,14 @@ impl KafkaSink {
         any
     }
 
-    /// Sends the records that wait in this topic, as far as their partitions are open.
-    fn release(&mut self, topic: usize) {
+    /// Sends the records that wait for what was opened, as far as their partitions are open.
+    fn release(&mut self, opened: Destination) {
         if self.inner.shared.has_ended() {
             return;
         }
         let context = self.inner.client.context();
         self.openings
-            .release(topic, &context.partitioner, |waiting, destination| {
+            .release(opened, &context.partitioner, |waiting, destination| {
                 context.partitioner.expect(destination.count, waiting.hash);
                 waiting.record.with_record(|record| {
                     let sent = self.inner.send_event(record, waiting.ticket);
@@ -410,14 +411,9 @@ impl BusSink for KafkaSink {
         KafkaSink::transactional(&config.kafka, of).await
     }
 
-    /// See [`topic_reader::read_back`].
-    fn read_back(
-        config: &Config,
-        topic: &str,
-        deadline: std::time::Instant,
-        take: &mut TakeRecord<'_>,
-    ) -> Result<()> {
-        topic_reader::read_back(Options::reader(&config.kafka)?, topic, deadline, take)
+    fn tails(config: &Config) -> Result<Option<Box<dyn TailReader>>> {
+        let reader = TopicReader::of_tails(Options::reader(&config.kafka)?)?;
+        Ok(Some(Box::new(reader)))
     }
 
     async fn judged(error: Error, config: &Config) -> Error {

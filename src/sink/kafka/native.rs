@@ -11,15 +11,22 @@
 )]
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::{null, null_mut};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rdkafka::bindings;
 use rdkafka::client::{Client, ClientContext};
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseProducer, Producer as _};
 use rdkafka::types::RDKafkaRespErr;
+
+use super::context::Context;
+use super::partitions::KeyPartitioner;
+use walrelay_core::route::Record;
 
 /// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are
 /// forgotten.
@@ -244,6 +251,142 @@ unsafe fn partitions(topic: *const bindings::rd_kafka_metadata_topic) -> Vec<Par
             }
         };
         (0..count).map(partition).collect()
+    }
+}
+
+/// librdkafka's producer.
+pub(super) type ProducerClient = BaseProducer<Context, KeyPartitioner>;
+
+/// A topic of librdkafka's.
+struct Topic(NonNull<bindings::rd_kafka_topic_t>);
+
+// SAFETY: any thread may use and free it.
+unsafe impl Send for Topic {}
+
+/// A producer with a handle of each topic that a record was sent to. By name, librdkafka looks
+/// through all topics for each record, and its own threads wait for that.
+pub(super) struct Sender {
+    topics: Mutex<HashMap<String, Topic>>,
+    client: Arc<ProducerClient>,
+}
+
+impl Sender {
+    pub(super) fn new(client: Arc<ProducerClient>) -> Sender {
+        Sender {
+            topics: Mutex::default(),
+            client,
+        }
+    }
+
+    /// Hands one record to librdkafka, which copies it. Its report has this `opaque`.
+    pub(super) fn send(&self, record: &Record<'_>, opaque: usize) -> Result<(), KafkaError> {
+        type Handle = bindings::rd_kafka_t;
+        use bindings::rd_kafka_vtype_t as Of;
+        let topic = self.topic(record.topic)?;
+        let payload = Lent::of(record.value);
+        let key = Lent::of(record.key);
+        // SAFETY: librdkafka copies the bytes. It takes the headers over, unless it returns an
+        // error. The topic is valid until the sender ends.
+        unsafe {
+            let produce = transmute::<
+                unsafe extern "C" fn(*mut Handle, ...) -> RDKafkaRespErr,
+                unsafe extern "C" fn(*mut Handle, ...) -> c_int,
+            >(bindings::rd_kafka_producev);
+            let headers = headers(record.headers);
+            let number = produce(
+                self.client.client().native_ptr(),
+                Of::RD_KAFKA_VTYPE_RKT,
+                topic,
+                Of::RD_KAFKA_VTYPE_PARTITION,
+                record.partition.unwrap_or(-1),
+                Of::RD_KAFKA_VTYPE_MSGFLAGS,
+                bindings::RD_KAFKA_MSG_F_COPY,
+                Of::RD_KAFKA_VTYPE_VALUE,
+                payload.first,
+                payload.count,
+                Of::RD_KAFKA_VTYPE_KEY,
+                key.first,
+                key.count,
+                Of::RD_KAFKA_VTYPE_OPAQUE,
+                opaque as *mut c_void,
+                Of::RD_KAFKA_VTYPE_TIMESTAMP,
+                record.timestamp_ms.unwrap_or(0),
+                Of::RD_KAFKA_VTYPE_HEADERS,
+                headers,
+                Of::RD_KAFKA_VTYPE_END,
+            );
+            let Some(code) = failed(number) else {
+                return Ok(());
+            };
+            if !headers.is_null() {
+                bindings::rd_kafka_headers_destroy(headers);
+            }
+            Err(KafkaError::MessageProduction(code))
+        }
+    }
+
+    /// The handle of a topic. It is valid until the sender ends.
+    fn topic(&self, name: &str) -> Result<*mut bindings::rd_kafka_topic_t, KafkaError> {
+        let mut topics = self.topics.lock();
+        if let Some(topic) = topics.get(name) {
+            return Ok(topic.0.as_ptr());
+        }
+        let text = CString::new(name)?;
+        let handle = self.client.client().native_ptr();
+        // SAFETY: librdkafka copies the name, and gives a topic or none.
+        let made = unsafe { bindings::rd_kafka_topic_new(handle, text.as_ptr(), null_mut()) };
+        let made = NonNull::new(made).ok_or(KafkaError::MessageProduction(
+            RDKafkaErrorCode::InvalidArgument,
+        ))?;
+        topics.insert(name.to_owned(), Topic(made));
+        Ok(made.as_ptr())
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        for topic in self.topics.get_mut().values() {
+            // SAFETY: it is freed once, and before its client.
+            unsafe { bindings::rd_kafka_topic_destroy(topic.0.as_ptr()) };
+        }
+    }
+}
+
+/// Bytes for a function of C; without any, a null pointer.
+struct Lent {
+    first: *const c_void,
+    count: usize,
+}
+
+impl Lent {
+    fn of(bytes: Option<&[u8]>) -> Lent {
+        Lent {
+            first: bytes.map_or(null(), |bytes| bytes.as_ptr().cast()),
+            count: bytes.map_or(0, <[u8]>::len),
+        }
+    }
+}
+
+/// A list for librdkafka, which takes it over or leaves it to the caller; null without headers.
+unsafe fn headers(headers: &[(&str, Option<&[u8]>)]) -> *mut bindings::rd_kafka_headers_t {
+    if headers.is_empty() {
+        return null_mut();
+    }
+    // SAFETY: librdkafka copies names and values of these lengths.
+    unsafe {
+        let list = bindings::rd_kafka_headers_new(headers.len());
+        for (name, value) in headers {
+            let value = Lent::of(*value);
+            // It never fails.
+            bindings::rd_kafka_header_add(
+                list,
+                name.as_ptr().cast(),
+                name.len().cast_signed(),
+                value.first,
+                value.count.cast_signed(),
+            );
+        }
+        list
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn hash(key: &[u8]) -> u32 {
 /// One word of memory and one name per topic that was produced to; librdkafka keeps more of each.
 #[derive(Debug, Default)]
 pub(super) struct KeyPartitioner {
-    counts: Mutex<HashMap<String, i32>>,
+    counts: Mutex<Counts>,
     /// Goes up with every change to `counts`.
     version: AtomicU64,
     /// The count that the sink knows for the record being sent, 0 where it knows none: nothing is
@@ -79,6 +79,13 @@ pub(super) struct KeyPartitioner {
     changes: AtomicU64,
 }
 
+#[derive(Debug, Default)]
+struct Counts {
+    by_topic: HashMap<String, i32>,
+    /// Topics that got a count or another one since this was taken.
+    news: Vec<String>,
+}
+
 impl KeyPartitioner {
     /// The next record to be sent is for a topic of `count` partitions, and has this hash.
     pub(super) fn expect(&self, count: Option<i32>, hash: u32) {
@@ -88,7 +95,19 @@ impl KeyPartitioner {
     }
 
     pub(super) fn count(&self, topic: &str) -> Option<i32> {
-        self.counts.lock().get(topic).copied()
+        self.counts.lock().by_topic.get(topic).copied()
+    }
+
+    /// The topics that got a count or another one since the last call, with it.
+    fn take_news(&self) -> Vec<(String, i32)> {
+        let mut counts = self.counts.lock();
+        let news = std::mem::take(&mut counts.news);
+        news.into_iter()
+            .filter_map(|topic| {
+                let count = counts.by_topic.get(&topic).copied()?;
+                Some((topic, count))
+            })
+            .collect()
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -97,10 +116,11 @@ impl KeyPartitioner {
 
     fn note(&self, topic: &str, count: i32) {
         let mut counts = self.counts.lock();
-        let before = counts.insert(topic.to_owned(), count);
+        let before = counts.by_topic.insert(topic.to_owned(), count);
         if before == Some(count) {
             return;
         }
+        counts.news.push(topic.to_owned());
         self.version.fetch_add(1, Ordering::Release);
         if let Some(before) = before {
             self.changes.fetch_add(1, Ordering::Relaxed);
@@ -158,15 +178,77 @@ enum State {
 }
 
 #[derive(Debug)]
+struct Partition {
+    state: State,
+    /// Records for it, while it is opened.
+    waiting: Vec<Waiting>,
+}
+
+impl Partition {
+    fn closed() -> Partition {
+        Partition {
+            state: State::Closed,
+            waiting: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
 struct Topic {
+    name: String,
     /// How many partitions there are, once librdkafka has told.
     count: Option<i32>,
     /// One for each partition that was met.
-    partitions: Vec<State>,
+    partitions: Vec<Partition>,
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
+    /// Records of which nobody knows the partition. While there are some, all others wait behind
+    /// them.
     waiting: Vec<Waiting>,
     sent: u64,
+}
+
+impl Topic {
+    /// The partition of a record, once that is known.
+    fn place(&mut self, hash: u32, given: Option<i32>) -> Option<usize> {
+        let place = given.or_else(|| self.count.map(|count| partition(hash, count)))?;
+        let place = usize::try_from(place).ok()?;
+        // librdkafka is not asked where a given partition is, and so does not tell how many there
+        // are.
+        if place >= self.partitions.len() {
+            self.partitions.resize_with(place + 1, Partition::closed);
+        }
+        Some(place)
+    }
+
+    /// Puts the record behind those that it may not overtake.
+    fn wait(&mut self, waiting: Waiting) {
+        let is_placed = !self.unplaced && self.waiting.is_empty();
+        let place = is_placed.then(|| self.place(waiting.hash, waiting.given));
+        match place
+            .flatten()
+            .and_then(|place| self.partitions.get_mut(place))
+        {
+            Some(partition) => partition.waiting.push(waiting),
+            None => self.waiting.push(waiting),
+        }
+    }
+
+    /// Takes over another number of partitions: what waits for one may belong to another.
+    fn counts(&mut self, count: i32) {
+        if self
+            .count
+            .replace(count)
+            .is_some_and(|before| before != count)
+        {
+            let placed = self
+                .partitions
+                .iter_mut()
+                .flat_map(|partition| partition.waiting.drain(..));
+            self.waiting.extend(placed);
+            self.waiting.sort_unstable_by_key(|waiting| waiting.ticket);
+        }
+    }
 }
 
 /// A record that waits for its partition to be opened.
@@ -232,15 +314,10 @@ impl Openings {
             None => {
                 let index = self.topics.len();
                 self.names.insert(topic.to_owned(), index);
-                let count = partitioner.count(topic);
-                let partitions = Vec::new();
-                let waiting = Vec::new();
                 self.topics.push(Topic {
-                    count,
-                    partitions,
-                    unplaced: false,
-                    waiting,
-                    sent: 0,
+                    name: topic.to_owned(),
+                    count: partitioner.count(topic),
+                    ..Topic::default()
                 });
                 index
             }
@@ -255,22 +332,16 @@ impl Openings {
         given: Option<i32>,
     ) -> Option<Destination> {
         let known = self.topics.get_mut(index)?;
-        if known.unplaced {
+        if known.unplaced || !known.waiting.is_empty() {
             return None;
         }
-        let count = known.count;
-        let place = given.or_else(|| count.map(|count| partition(hash, count)));
-        let place = place.and_then(|place| usize::try_from(place).ok());
-        // librdkafka is not asked where a given partition is, and so does not tell how many there
-        // are.
-        if let Some(beyond) = place.filter(|place| *place >= known.partitions.len()) {
-            known.partitions.resize(beyond + 1, State::Closed);
-        }
-        let state = place.and_then(|place| known.partitions.get(place));
-        (state != Some(&State::Opening)).then_some(Destination {
+        let place = known.place(hash, given);
+        let partition = place.and_then(|place| known.partitions.get(place));
+        let is_opening = partition.is_some_and(|partition| partition.state == State::Opening);
+        (!is_opening).then_some(Destination {
             topic: index,
             partition: place,
-            count,
+            count: known.count,
         })
     }
 
@@ -281,35 +352,42 @@ impl Openings {
             .get(topic)
             .and_then(|index| self.topics.get_mut(*index));
         if let Some(topic) = topic {
-            topic.waiting.push(waiting);
+            topic.wait(waiting);
         }
     }
 
-    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are
-    /// open. Where one cannot be sent, none behind it ever is.
+    /// Offers those that wait for what was `opened` to `send`, in order, as far as their partitions
+    /// are open. Where one cannot be sent, none behind it ever is.
     pub(super) fn release(
         &mut self,
-        index: usize,
+        opened: Destination,
         partitioner: &KeyPartitioner,
         mut send: impl FnMut(&Waiting, Destination) -> bool,
     ) {
-        let Some(topic) = self.topics.get_mut(index) else {
+        self.refresh(partitioner);
+        let Some(topic) = self.topics.get_mut(opened.topic) else {
             return;
         };
-        let waiting = std::mem::take(&mut topic.waiting);
-        let mut kept = Vec::new();
+        let of_topic = std::mem::take(&mut topic.waiting);
+        let of_partition = opened
+            .partition
+            .and_then(|partition| topic.partitions.get_mut(partition))
+            .map(|partition| std::mem::take(&mut partition.waiting));
+        // What waits for a partition came before what waits for all of them.
+        let waiting = of_partition.into_iter().flatten().chain(of_topic);
         for next in waiting {
             self.refresh(partitioner);
-            match self.destination_in(index, next.hash, next.given) {
-                None => kept.push(next),
+            match self.destination_in(opened.topic, next.hash, next.given) {
+                None => {
+                    if let Some(topic) = self.topics.get_mut(opened.topic) {
+                        topic.wait(next);
+                    }
+                }
                 Some(destination) if send(&next, destination) => {
                     self.sent(destination, next.ticket, partitioner)
                 }
                 Some(_) => break,
             }
-        }
-        if let Some(topic) = self.topics.get_mut(index) {
-            topic.waiting = kept;
         }
     }
 
@@ -324,15 +402,19 @@ impl Openings {
         };
         topic.sent += 1;
         // A count that has just changed may have placed it elsewhere.
-        let partition = destination
-            .partition
-            .filter(|_| partitioner.version() == self.version);
+        let is_placed = partitioner.version() == self.version
+            || partitioner.count(&topic.name) == destination.count;
+        let partition = destination.partition.filter(|_| is_placed);
         match partition.and_then(|partition| topic.partitions.get_mut(partition)) {
-            Some(State::Open(last)) if self.now.duration_since(*last) < KNOWN_FOR => {
-                *last = self.now;
-                return;
-            }
-            Some(state) => *state = State::Opening,
+            Some(partition) => match &mut partition.state {
+                State::Open(last) if self.now.duration_since(*last) < KNOWN_FOR => {
+                    *last = self.now;
+                    return;
+                }
+                state @ (State::Closed | State::Opening | State::Open(_)) => {
+                    *state = State::Opening;
+                }
+            },
             None => topic.unplaced = true,
         }
         self.firsts.insert(
@@ -361,8 +443,8 @@ impl Openings {
         topics
     }
 
-    /// These were acked. Gives the topics in which something may be released.
-    pub(super) fn acked(&mut self, tickets: &[Ticket]) -> Vec<usize> {
+    /// These were acked. Gives what was opened by that, for which something may be released.
+    pub(super) fn acked(&mut self, tickets: &[Ticket]) -> Vec<Destination> {
         let mut opened = Vec::new();
         if self.firsts.is_empty() {
             return opened;
@@ -378,13 +460,11 @@ impl Openings {
                 .partition
                 .map(|partition| topic.partitions.get_mut(partition))
             {
-                Some(Some(state)) => *state = State::Open(self.now),
+                Some(Some(partition)) => partition.state = State::Open(self.now),
                 Some(None) => {}
                 None => topic.unplaced = false,
             }
-            if !opened.contains(&destination.topic) {
-                opened.push(destination.topic);
-            }
+            opened.push(destination);
         }
         opened
     }
@@ -396,13 +476,16 @@ impl Openings {
             return;
         }
         self.version = version;
-        for (name, index) in &self.names {
-            let Some(topic) = self.topics.get_mut(*index) else {
-                continue;
-            };
+        for (name, count) in partitioner.take_news() {
             // A topic that is made again is another one, which nobody tells: what it takes without
             // an offset counts for nothing.
-            topic.count = partitioner.count(name);
+            if let Some(topic) = self
+                .names
+                .get(&name)
+                .and_then(|index| self.topics.get_mut(*index))
+            {
+                topic.counts(count);
+            }
         }
     }
 }
@@ -480,9 +563,9 @@ mod tests {
         /// Acks, and gives what was released.
         fn ack(&mut self, ticket: u64) -> Vec<u64> {
             let mut released = Vec::new();
-            for topic in self.openings.acked(&[Ticket(ticket)]) {
+            for opened in self.openings.acked(&[Ticket(ticket)]) {
                 self.openings
-                    .release(topic, &self.partitioner, |waiting, _| {
+                    .release(opened, &self.partitioner, |waiting, _| {
                         released.push(waiting.ticket.0);
                         true
                     });
@@ -608,6 +691,45 @@ mod tests {
         assert!(lab.enqueue(1, 6), "nothing waits there any more");
         assert_eq!(lab.ack(0), [1, 2, 5]);
         assert!(lab.enqueue(0, 7));
+    }
+
+    #[test]
+    fn a_record_that_waits_is_not_overtaken_where_partitions_are_added() {
+        let mut lab = Lab::with(1);
+        assert!(lab.enqueue(0, 0));
+        assert!(!lab.enqueue(1, 1) && !lab.enqueue(0, 2));
+        lab.told(2);
+        assert!(!lab.enqueue(1, 3), "its partition is another one now");
+        assert_eq!(lab.ack(0), [1, 2]);
+        assert_eq!(lab.ack(1), [3]);
+    }
+
+    #[test]
+    fn what_waits_for_a_partition_waits_for_a_record_of_an_older_count_too() {
+        let mut lab = Lab::with(2);
+        assert!(lab.enqueue(0, 0));
+        assert!(!lab.enqueue(0, 1));
+        let destination = lab
+            .openings
+            .destination(TOPIC, 1, None, &lab.partitioner)
+            .expect("another partition");
+        lab.told(3);
+        lab.openings.sent(destination, Ticket(2), &lab.partitioner);
+        assert!(!lab.enqueue(0, 3));
+        assert_eq!(lab.ack(0), [0_u64; 0]);
+        assert_eq!(lab.ack(2), [1, 3]);
+    }
+
+    #[test]
+    fn a_topic_does_not_wait_where_another_one_becomes_known() {
+        let mut lab = Lab::with(2);
+        let destination = lab
+            .openings
+            .destination(TOPIC, 1, None, &lab.partitioner)
+            .expect("a partition");
+        lab.partitioner.partition("u", Some(b""), 9, |_| true);
+        lab.openings.sent(destination, Ticket(0), &lab.partitioner);
+        assert!(!lab.enqueue(1, 1) && lab.enqueue(0, 2));
     }
 
     #[test]

@@ -28,16 +28,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
+use rdkafka::producer::{BaseProducer, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
 
 use super::context::{Context, Doubt, Life, Shared, opaque};
 use super::faults::{self, Subject, code};
-use super::native::{Metadata, add_servers, cluster_id, knows_no_broker, metadata};
+use super::native::{
+    Metadata, ProducerClient as Client, Sender, add_servers, cluster_id, knows_no_broker, metadata,
+};
 use super::options::Options;
-use super::partitions::KeyPartitioner;
 use crate::sink::BusHandle;
 use futures_util::future::BoxFuture;
 use walrelay_core::error::{Error, Kind, Result};
@@ -70,11 +70,10 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// come late.
 const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
-type Client = BaseProducer<Context, KeyPartitioner>;
-
 /// librdkafka's producer, whose reports go to its [`Context`] on a thread. A drop gives up what was
 /// not acked, and waits for it.
 pub(super) struct PolledProducer {
+    sender: Sender,
     client: Arc<Client>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -95,6 +94,7 @@ impl PolledProducer {
                 KafkaError::ClientCreation(format!("no thread can be started: {error}"))
             })?;
         Ok(PolledProducer {
+            sender: Sender::new(Arc::clone(&client)),
             client,
             ends,
             thread: Some(thread),
@@ -103,13 +103,12 @@ impl PolledProducer {
 
     /// Hands one record to librdkafka, which copies it. The record is counted first: its report can
     /// come at once.
-    fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+    fn send(&self, record: &Record<'_>, opaque: usize) -> Result<(), KafkaError> {
         let outstanding = &self.context().shared.outstanding;
         outstanding.fetch_add(1, Ordering::Relaxed);
-        if let Err((error, _)) = self.client.send(record) {
+        self.sender.send(record, opaque).inspect_err(|_| {
             outstanding.fetch_sub(1, Ordering::Relaxed);
-            return Err(error);
-        }
+        })?;
         self.wake();
         Ok(())
     }
@@ -198,7 +197,7 @@ impl Inner {
 
     /// Hands the record of an event to librdkafka, which copies it.
     pub(super) fn send_event(&self, record: &Record<'_>, ticket: Ticket) -> Result<(), KafkaError> {
-        self.send(for_librdkafka(record, ticket)?)
+        self.send(record, opaque_of(record, ticket)?)
     }
 
     /// Hands the record of an event, whose key has this hash, to the second producer.
@@ -208,23 +207,23 @@ impl Inner {
         ticket: Ticket,
         hash: u32,
     ) -> Result<(), KafkaError> {
-        let record = for_librdkafka(record, ticket)?;
+        let opaque = opaque_of(record, ticket)?;
         let mut apart = self.apart.lock();
         let client = match apart.take() {
             Some(client) => client,
             None => PolledProducer::new(self.client.context().apart())?,
         };
         client.context().partitioner.expect(None, hash);
-        let sent = client.send(record);
+        let sent = client.send(record, opaque);
         *apart = Some(client);
         sent
     }
 
-    fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+    fn send(&self, record: &Record<'_>, opaque: usize) -> Result<(), KafkaError> {
         if self.is_transactional() {
             self.begin_transaction()?;
         }
-        self.client.send(record)
+        self.client.send(record, opaque)
     }
 
     /// The meaning of a failed `send` for this record.
@@ -621,29 +620,8 @@ fn answers_anew(config: &ClientConfig, topic: Option<&str>) -> bool {
     client.is_ok_and(|client| metadata(client.client(), topic, ANSWER_TIMEOUT).is_ok())
 }
 
-fn for_librdkafka<'a>(
-    record: &Record<'a>,
-    ticket: Ticket,
-) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
-    let headers = (!record.headers.is_empty()).then(|| {
-        let headers = OwnedHeaders::new_with_capacity(record.headers.len());
-        record
-            .headers
-            .iter()
-            .fold(headers, |headers, (key, value)| {
-                headers.insert(Header { key, value: *value })
-            })
-    });
-    Ok(BaseRecord {
-        topic: record.topic,
-        partition: record.partition,
-        payload: record.value,
-        key: record.key,
-        timestamp: record.timestamp_ms,
-        headers,
-        delivery_opaque: opaque(ticket, record.partition.is_some())
-            .map_err(|_| KafkaError::Canceled)?,
-    })
+fn opaque_of(record: &Record<'_>, ticket: Ticket) -> Result<usize, KafkaError> {
+    opaque(ticket, record.partition.is_some()).map_err(|_| KafkaError::Canceled)
 }
 
 /// Whether the flush or the commit is still being done.
@@ -724,11 +702,14 @@ impl Producer {
         let inner = self.alive()?;
         self.shared.sends_to(topic);
         let (opaque, reply) = self.shared.await_one();
-        let record = BaseRecord::with_opaque_to(topic, opaque)
-            .partition(partition)
-            .key(key)
-            .payload(value);
-        inner.send(record).map_err(|error| {
+        let record = Record {
+            topic,
+            partition: Some(partition),
+            key: Some(key),
+            value: Some(value),
+            ..Record::default()
+        };
+        inner.send(&record, opaque).map_err(|error| {
             self.shared.forget(opaque);
             inner.refusal(
                 &error,

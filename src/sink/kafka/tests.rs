@@ -611,3 +611,48 @@ async fn a_topic_that_a_broker_knows_was_not_refused_as_missing() {
         assert_eq!(unless_there(error.clone(), &config).await, error);
     }
 }
+
+/// Requests with records that the sink has sent, once the statistics tell of all of them.
+async fn produced(sink: &KafkaSink) -> u64 {
+    let told = &sink.inner.shared.pace.produced;
+    let before = told.lock().len();
+    let all = async {
+        // The next statistics may have been made before the last request.
+        while told.lock().len() < before + 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, all)
+        .await
+        .expect("no statistics");
+    told.lock().last().copied().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_grow_with_partitions_and_not_with_what_waits_for_their_opening() {
+    const EACH: i32 = 50;
+    for partitions in [4, 64] {
+        let cluster = cluster(partitions);
+        let servers = cluster.bootstrap_servers();
+        let mut options = Options::producer(&config(servers, &[])).unwrap();
+        // Longer than the sink takes to hand over what has waited.
+        options.client.set("linger.ms", "50");
+        options.client.set("statistics.interval.ms", "100");
+        let mut sink = KafkaSink::with_options(options).unwrap();
+        let records = partitions * EACH;
+        for number in 0..records {
+            let to = Record {
+                partition: Some(number % partitions),
+                ..record(b"k", b"v")
+            };
+            sink.enqueue(&to, Ticket(u64::try_from(number).unwrap()))
+                .unwrap();
+        }
+        delivered(&mut sink, usize::try_from(records).unwrap()).await;
+        let requests = produced(&sink).await;
+        // One opens a partition, the next has the rest; now and then the rest is in two.
+        let most = 3 * u64::try_from(partitions).unwrap();
+        assert!(requests <= most, "{requests} for {partitions} partitions");
+        sink.close().await;
+    }
+}

@@ -22,7 +22,7 @@ use super::faults::{self, Subject, code};
 use super::native::{self, Resource, Settings};
 use super::options::Options;
 use super::properties::Redactor;
-use crate::sink::{Extent, ReadTopics, Step};
+use crate::sink::{Extent, ReadTopics, Step, TailReader, TakeRecord};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::route::Record;
 
@@ -42,6 +42,8 @@ const FETCH_WAIT: &str = "fetch.wait.max.ms";
 /// How long a fetch waits for a record at the broker, and with it each question that follows it on
 /// the connection.
 const FETCH_WAIT_MS: &str = "50";
+/// The same where nothing is followed.
+const TAIL_FETCH_WAIT_MS: &str = "1";
 /// librdkafka wants the name of a group even where nobody joins one; nothing is ever committed in
 /// its name.
 const GROUP: &str = "walrelay-reader";
@@ -152,6 +154,13 @@ impl TopicReader {
             client: Some(client.map_err(|error| options.creation_error(&error))?),
             deadline,
         })
+    }
+
+    /// A reader for [`TailReader`]. The question about the next topic follows the last fetch of the
+    /// one before, which therefore waits for no record.
+    pub(super) fn of_tails(mut options: Options) -> Result<TopicReader> {
+        options.client.set(FETCH_WAIT, TAIL_FETCH_WAIT_MS);
+        TopicReader::open(options, Isolation::ReadCommitted, None)
     }
 
     /// The topic's partitions and replicas, and the brokers. Does not create the topic.
@@ -777,67 +786,68 @@ use walrelay_core::publisher::delivered_before::READ_BACK_RECORDS_MAX as RECORDS
 /// Bytes of records looked at: large records must not make a start wait for long.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Shows `take` the newest records of every partition of `topic` that are committed, at most
-/// [`RECORDS_MAX`] of them, and is told of each whether it is one of those looked for. Those of a
-/// partition are shown in windows that go back, each window in order, until the older half of one
-/// has none that is looked for: others may write in between. A topic that does not exist has no
-/// records. Nothing is created or committed. Errors:
-/// [`Kind::BusRefused`](walrelay_core::error::Kind) or `TopicRefused` where the topic may not be
-/// read; `BusUnreachable` where it could not be by `deadline`. Records that were shown until then
-/// count.
-pub(crate) fn read_back(
-    options: Options,
-    topic: &str,
-    deadline: Instant,
-    take: &mut dyn FnMut(&Record<'_>) -> bool,
-) -> Result<()> {
-    let reader = TopicReader::open(options, Isolation::ReadCommitted, Some(deadline))?;
-    let spans = reader.spans(topic)?;
-    let mut partitions: Vec<Partition> = spans
-        .into_iter()
-        .map(|(id, span)| Partition::new(id, span))
-        .collect();
-    let mut window = WINDOW;
-    let mut left = RECORDS_MAX;
-    let mut bytes = 0;
-    while let Some(looked_at) = look_back(&mut partitions, window, left) {
-        let spans: OffsetRanges = partitions
-            .iter()
-            .map(|partition| (partition.id, partition.from..partition.to))
+impl TailReader for TopicReader {
+    /// The newest records of every partition that are committed, at most [`RECORDS_MAX`] of them;
+    /// `take` says of each whether it is one of those looked for. Those of a partition are shown in
+    /// windows that go back, each window in order, until the older half of one has none that is
+    /// looked for: others may write in between. A topic that does not exist has no records. Nothing
+    /// is created or committed. Errors: [`Kind::BusRefused`] or `TopicRefused` where the topic may
+    /// not be read; `BusUnreachable` where it could not be by `deadline`. Records that were shown
+    /// until then count.
+    fn read_tail(
+        &mut self,
+        topic: &str,
+        deadline: Instant,
+        take: &mut TakeRecord<'_>,
+    ) -> Result<()> {
+        self.deadline = Some(deadline);
+        let mut partitions: Vec<Partition> = self
+            .spans(topic)?
+            .into_iter()
+            .map(|(id, span)| Partition::new(id, span))
             .collect();
-        reader.read(topic, &spans, &mut |message| {
-            let key = message.key;
-            let value = message.value;
-            bytes += value.map_or(0, <[u8]>::len) + key.map_or(0, <[u8]>::len);
-            if let Some(headers) = &message.headers
-                && take(&Record {
-                    topic,
-                    key,
-                    value,
-                    headers,
-                    partition: Some(message.partition),
-                    timestamp_ms: None,
-                })
-                && let Some(partition) = partitions
-                    .iter_mut()
-                    .find(|partition| partition.id == message.partition)
-            {
-                partition.oldest.get_or_insert(message.offset);
-            }
+        let mut window = WINDOW;
+        let mut left = RECORDS_MAX;
+        let mut bytes = 0;
+        while let Some(looked_at) = look_back(&mut partitions, window, left) {
+            let spans: OffsetRanges = partitions
+                .iter()
+                .map(|partition| (partition.id, partition.from..partition.to))
+                .collect();
+            self.read(topic, &spans, &mut |message| {
+                let key = message.key;
+                let value = message.value;
+                bytes += value.map_or(0, <[u8]>::len) + key.map_or(0, <[u8]>::len);
+                if let Some(headers) = &message.headers
+                    && take(&Record {
+                        topic,
+                        key,
+                        value,
+                        headers,
+                        partition: Some(message.partition),
+                        timestamp_ms: None,
+                    })
+                    && let Some(partition) = partitions
+                        .iter_mut()
+                        .find(|partition| partition.id == message.partition)
+                {
+                    partition.oldest.get_or_insert(message.offset);
+                }
+                if bytes > BYTES_MAX {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })?;
             if bytes > BYTES_MAX {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
+                return Ok(());
             }
-        })?;
-        if bytes > BYTES_MAX {
-            return Ok(());
+            partitions.iter_mut().for_each(Partition::looked_at);
+            left -= looked_at;
+            window = window.saturating_mul(GROWTH);
         }
-        partitions.iter_mut().for_each(Partition::looked_at);
-        left -= looked_at;
-        window = window.saturating_mul(GROWTH);
+        Ok(())
     }
-    Ok(())
 }
 
 /// A partition, and what of it was looked at.
@@ -1028,5 +1038,40 @@ mod tests {
         }
         assert_eq!(left, 0);
         assert!(all.iter().all(|partition| partition.from == 999_950));
+    }
+
+    #[test]
+    fn one_reader_reads_the_tails_of_topics_one_after_the_other() {
+        let cluster = MockCluster::new(1).unwrap();
+        let brokers = cluster.bootstrap_servers();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", &brokers)
+            .create()
+            .unwrap();
+        for (topic, values) in [("a", &["1", "2"][..]), ("b", &[]), ("c", &["3"])] {
+            cluster.create_topic(topic, 2, 1).unwrap();
+            for value in values {
+                producer
+                    .send(BaseRecord::<(), str>::to(topic).partition(1).payload(value))
+                    .unwrap();
+            }
+        }
+        producer.flush(ASK_TIMEOUT).unwrap();
+        let config = crate::config::KafkaConfig {
+            brokers,
+            ..Default::default()
+        };
+        let mut reader = TopicReader::of_tails(Options::reader(&config).unwrap()).unwrap();
+        for (topic, values) in [("c", "3"), ("b", ""), ("a", "12"), ("c", "3")] {
+            let mut found = String::new();
+            reader
+                .read_tail(topic, Instant::now() + ASK_TIMEOUT, &mut |record| {
+                    assert_eq!(record.topic, topic);
+                    found += std::str::from_utf8(record.value.unwrap()).unwrap();
+                    true
+                })
+                .unwrap();
+            assert_eq!(found, values);
+        }
     }
 }

@@ -26,9 +26,10 @@ pub struct Ticket(pub u64);
 pub struct Limits {
     /// The number of events.
     pub events: usize,
-    /// Bytes of keys, values and headers, and `each` per event.
+    /// Bytes of records that are not acked, with `each` per record, and of what the ledger and its
+    /// owner keep of all events in flight.
     pub bytes: usize,
-    /// Bytes per event for the structures that hold it until its ack.
+    /// Bytes per record for the structures that hold it until its ack.
     pub each: usize,
 }
 
@@ -87,7 +88,12 @@ pub struct Ledger<T> {
     /// The owner's data of delivered events, oldest first, until taken, and the delivered position
     /// before each.
     done: VecDeque<(Position, T)>,
+    /// Of records that are not acked, and what is kept of the other events in flight.
     in_flight_bytes: usize,
+    /// Events that are not acked.
+    unacked: usize,
+    /// The bytes that the owner's data of an event takes.
+    kept: fn(&T) -> usize,
     spans: VecDeque<Span>,
     /// The delivered position. `spans` holds everything after it.
     delivered: Position,
@@ -99,14 +105,17 @@ pub struct Ledger<T> {
 const FINISHED_MAX: usize = 1_024;
 
 impl<T> Ledger<T> {
-    /// A ledger without events in flight, where everything up to `delivered` is delivered.
-    pub fn new(delivered: Position, limits: Limits) -> Self {
+    /// A ledger without events in flight, where everything up to `delivered` is delivered. `kept`
+    /// tells how many bytes the owner's data of an event takes.
+    pub fn new(delivered: Position, limits: Limits, kept: fn(&T) -> usize) -> Self {
         Ledger {
             limits,
             entries: VecDeque::new(),
             base: 0,
             done: VecDeque::new(),
             in_flight_bytes: 0,
+            unacked: 0,
+            kept,
             spans: VecDeque::new(),
             delivered,
             finished: Vec::new(),
@@ -178,6 +187,7 @@ impl<T> Ledger<T> {
             event,
         });
         self.in_flight_bytes += bytes;
+        self.unacked += 1;
         Ok(())
     }
 
@@ -238,8 +248,10 @@ impl<T> Ledger<T> {
             LedgerError(format!("ack for event {ticket:?}, which is not in flight"))
         })?;
         entry.acked = true;
-        let bytes = std::mem::take(&mut entry.bytes);
-        self.in_flight_bytes -= bytes;
+        let kept = (self.kept)(&entry.event);
+        let bytes = std::mem::replace(&mut entry.bytes, kept);
+        self.in_flight_bytes = self.in_flight_bytes - bytes + kept;
+        self.unacked -= 1;
         if ticket.0 == self.base {
             self.advance();
         }
@@ -313,10 +325,13 @@ impl<T> Ledger<T> {
         self.entries.len()
     }
 
-    /// Bytes of events that are not acked, and [`Limits::each`] of each event in flight.
+    /// Bytes of events that are not acked with [`Limits::each`] of these, and what is kept of those
+    /// that are acked behind one that is not.
     pub fn in_flight_bytes(&self) -> usize {
+        let entries = self.entries.len() * size_of::<Entry<T>>();
         self.in_flight_bytes
-            .saturating_add(self.entries.len().saturating_mul(self.limits.each))
+            .saturating_add(entries)
+            .saturating_add(self.unacked.saturating_mul(self.limits.each))
     }
 
     /// Commit time of the oldest transaction with an event that is not acked, microseconds since
@@ -375,6 +390,7 @@ impl<T> Ledger<T> {
         while self.entries.front().is_some_and(|entry| entry.acked)
             && let Some(entry) = self.entries.pop_front()
         {
+            self.in_flight_bytes -= entry.bytes;
             self.done.push_back((self.delivered, entry.event));
             self.base += 1;
             self.pass_ends();
@@ -451,7 +467,7 @@ mod tests {
 
     /// A ledger inside the transaction at 200, with one event in flight.
     fn inside(start: Position) -> Ledger<()> {
-        let mut ledger = Ledger::new(start, ROOMY);
+        let mut ledger = Ledger::new(start, ROOMY, |()| 0);
         ledger.begin(lsn(200)).unwrap();
         ledger.enqueued(1, 0, ()).unwrap();
         ledger
@@ -473,7 +489,7 @@ mod tests {
 
     #[test]
     fn the_delivered_position_is_the_end_of_the_acked_prefix() {
-        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
+        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY, |()| 0);
         for commit in [200, 300, 400] {
             ledger.begin(lsn(commit)).unwrap();
             (0..2).for_each(|_| ledger.enqueued(1, 0, ()).unwrap());
@@ -551,7 +567,7 @@ mod tests {
 
     #[test]
     fn a_keepalive_keeps_the_count_of_a_partly_delivered_transaction() {
-        let mut ledger = Ledger::<()>::new(at_100(5), ROOMY);
+        let mut ledger = Ledger::new(at_100(5), ROOMY, |()| 0);
         ledger.keepalive(lsn(150));
         assert_eq!(
             ledger.delivered(),
@@ -570,7 +586,7 @@ mod tests {
 
     #[test]
     fn the_oldest_commit_time_is_that_of_the_oldest_event_in_flight() {
-        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
+        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY, |()| 0);
         for (commit, at_us) in [(200, 7), (300, 9)] {
             ledger.begin(lsn(commit)).unwrap();
             ledger.enqueued(1, at_us, ()).unwrap();
@@ -612,6 +628,7 @@ mod tests {
                 bytes: 100,
                 each: 0,
             },
+            |()| 0,
         );
         ledger.begin(lsn(1)).unwrap();
         ledger.enqueued(10, 0, ()).unwrap();
@@ -623,21 +640,30 @@ mod tests {
         ledger.enqueued(200, 0, ()).unwrap();
         ledger.acked(Ticket(1)).unwrap();
         assert!(!ledger.has_room());
-        let mut costly = Ledger::new(
-            Position::default(),
-            Limits {
-                events: 1_000,
-                bytes: 1_000,
-                each: 300,
-            },
-        );
-        costly.begin(lsn(1)).unwrap();
-        (0..3).for_each(|_| costly.enqueued(50, 0, ()).unwrap());
-        assert_eq!(
-            (costly.has_room(), costly.in_flight_bytes()),
-            (false, 3 * 350)
-        );
-        costly.acked(Ticket(0)).unwrap();
-        assert!(costly.has_room());
+    }
+
+    #[test]
+    fn an_acked_event_behind_one_that_is_not_counts_as_what_is_kept_of_it() {
+        const ENTRY: usize = size_of::<Entry<usize>>();
+        let limits = Limits {
+            events: 1_000,
+            bytes: 1_000,
+            each: 300,
+        };
+        let mut ledger = Ledger::new(Position::default(), limits, |kept| *kept);
+        ledger.begin(lsn(1)).unwrap();
+        [0, 7, 0]
+            .into_iter()
+            .for_each(|kept| ledger.enqueued(50, 0, kept).unwrap());
+        let unacked = ENTRY + 350;
+        assert_eq!(ledger.in_flight_bytes(), 3 * unacked);
+        assert!(!ledger.has_room());
+        ledger.acked(Ticket(1)).unwrap();
+        assert_eq!(ledger.in_flight_bytes(), 2 * unacked + ENTRY + 7);
+        assert!(ledger.has_room());
+        ledger.acked(Ticket(0)).unwrap();
+        assert_eq!(ledger.in_flight_bytes(), unacked);
+        ledger.acked(Ticket(2)).unwrap();
+        assert_eq!(ledger.in_flight_bytes(), 0);
     }
 }

@@ -41,7 +41,20 @@ pub struct InFlight {
     pub(super) context: Option<Box<Context>>,
 }
 
+/// Memory for an [`InFlight`] and the texts in it.
+const KEPT_BYTES: usize = 512;
+
 impl InFlight {
+    /// Memory for what is kept of an event from its ack to its delivery: something, where its row is
+    /// written to later, or where the bus could have refused it.
+    #[expect(
+        clippy::ref_option,
+        reason = "the ledger lends what it has of an event"
+    )]
+    pub(super) fn kept_bytes(event: &Option<Box<InFlight>>) -> usize {
+        event.as_ref().map_or(0, |_| KEPT_BYTES)
+    }
+
     /// An event of which nothing is written and no record is sent.
     pub(super) fn of(event: &Event<'_>) -> InFlight {
         InFlight {

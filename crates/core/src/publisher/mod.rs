@@ -153,7 +153,7 @@ impl<S: Sink> Publisher<S> {
             setup: setup.clone(),
             routers: setup.outboxes.iter().map(router).collect::<Result<_>>()?,
             judge: Judge::new(setup),
-            ledger: Ledger::new(start, setup.limits),
+            ledger: Ledger::new(start, setup.limits, InFlight::kept_bytes),
             sink,
             pending: None,
             transaction: Transaction::new(setup.delivery.transactions().cloned()),
