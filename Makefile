@@ -77,7 +77,7 @@ examples: ## the writers and consumers of examples compile
 TEST =
 
 test: prerequisites ## all tests, on real servers
-	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-lab $(FEATURES) $(TEST)
+	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-lab -p walrelay-spec $(FEATURES) $(TEST)
 
 test-long: prerequisites ## tests of hours: more of everything, every major of Postgres, how long take-overs take, mutants
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_CRASH_SECONDS=60 WALRELAY_TEST_RESTARTS=20 \

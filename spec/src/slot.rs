@@ -1,0 +1,660 @@
+//! Slot, acks, stored position and confirmed LSN: one relay that streams.
+//!
+//! Transactions overlap, so that the order of their rows in the WAL is not that of their commits.
+//! The process crashes, connections are lost, the server restarts with an older confirmed LSN, and
+//! a producer fails. After a crash the relay reads back the tails of the topics, which may begin
+//! anywhere.
+
+use std::cmp::Ordering;
+
+use crate::check::{Model, Property, always, breaks, holds, in_the_end, sometimes};
+use crate::world::{Lsn, Partial, Position, first_arrivals, has_repeats};
+
+/// The keys of the rows of each transaction, in the order of the rows.
+const ROWS: [&[usize]; 2] = [&[0, 1], &[0]];
+/// Of both transactions: three rows, two commits.
+const RECORDS: usize = 5;
+const KEYS: usize = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Event {
+    transaction: u8,
+    index: u8,
+}
+
+impl Event {
+    fn key(self) -> usize {
+        ROWS[usize::from(self.transaction)][usize::from(self.index)]
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Record {
+    Row(Event),
+    /// Of this transaction.
+    Commit(u8),
+    /// Of another table.
+    Other,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Flight {
+    Enqueued,
+    /// The bus has it, and the ack is on its way.
+    Appended,
+    Acked,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct InFlight {
+    event: Event,
+    flight: Flight,
+}
+
+/// A transaction, or the range of WAL before a keepalive.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Span {
+    commit: Lsn,
+    end: Option<Lsn>,
+    /// Its events that are delivered.
+    before: u8,
+    events: Vec<InFlight>,
+}
+
+/// What the walsender sends next: the transaction, and its row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Stream {
+    from: Lsn,
+    row: u8,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Relay {
+    stream: Option<Stream>,
+    delivered: Position,
+    /// What is received and not delivered.
+    spans: Vec<Span>,
+    storing: Option<Position>,
+    /// Of each topic, the records that were read back after a crash.
+    tails: [Vec<Event>; KEYS],
+    /// Whether an event of the key was published since the start.
+    published: [bool; KEYS],
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct State {
+    wal: Vec<Record>,
+    /// The topics: one for each key.
+    bus: [Vec<Event>; KEYS],
+    confirmed: Lsn,
+    /// The confirmed LSN that survives a restart of the server.
+    flushed: Lsn,
+    stored: Position,
+    relay: Option<Relay>,
+    /// How many more may come.
+    faults: u8,
+    /// Whether an event was found in its topic after a crash.
+    found: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Action {
+    Start { unread: usize },
+    Connect,
+    Receive,
+    Keepalive,
+    Append(usize),
+    Ack(usize),
+    BeginStore,
+    Store,
+    Confirm,
+    FlushSlot,
+    Crash,
+    LoseConnection,
+    RestartServer,
+    FailProducer,
+}
+
+/// A rule that is not the relay's, and the property that it breaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wrong {
+    /// `01-confirmed-when-acked`
+    ConfirmedWhenAcked,
+    /// `02-confirmed-when-received`
+    ConfirmedWhenReceived,
+    /// `03-confirmed-when-store-begins`
+    ConfirmedWhenStoreBegins,
+    /// `04-acks-not-contiguous`
+    AcksNotContiguous,
+    StoredBeforeTheAck,
+    /// `06-keepalive-overtakes-events`
+    KeepaliveOvertakesEvents,
+    /// `09-row-lsn-as-position`
+    FilteredByTheLsnOfTheRow,
+    /// `11-filter-takes-the-next-transaction`
+    FilterTakesTheNextTransaction,
+    /// `13-partial-counts-one-too-many`
+    PartialCountsOneTooMany,
+    /// `14-failure-taken-for-an-ack`
+    FailureTakenForAnAck,
+    FoundBehindOneThatIsPublishedAgain,
+}
+
+#[derive(Clone)]
+struct SlotModel {
+    wrong: Option<Wrong>,
+}
+
+impl Relay {
+    fn at(position: Position) -> Relay {
+        Relay {
+            stream: None,
+            delivered: position,
+            spans: Vec::new(),
+            storing: None,
+            tails: Default::default(),
+            published: [false; KEYS],
+        }
+    }
+
+    fn open(&mut self) -> Option<&mut Span> {
+        self.spans.last_mut().filter(|span| span.end.is_none())
+    }
+
+    /// The end of the last transaction or range that was received as a whole.
+    fn received(&self) -> Lsn {
+        let ends = self.spans.iter().rev().find_map(|span| span.end);
+        ends.unwrap_or(self.delivered.end)
+    }
+
+    fn flights(&mut self) -> impl Iterator<Item = &mut InFlight> {
+        self.spans.iter_mut().flat_map(|span| &mut span.events)
+    }
+
+    /// Counts the longest prefix of acked events as delivered.
+    fn advance(&mut self) {
+        while let Some(span) = self.spans.first_mut() {
+            let acked = span
+                .events
+                .iter()
+                .take_while(|event| event.flight == Flight::Acked);
+            let acked = acked.count();
+            span.events.drain(..acked);
+            span.before += acked as u8;
+            let Span {
+                commit,
+                before: index,
+                ..
+            } = *span;
+            match span.end.filter(|_| span.events.is_empty()) {
+                Some(end) => {
+                    self.delivered = Position::at(end);
+                    self.spans.remove(0);
+                }
+                None => {
+                    if index > 0 {
+                        self.delivered.partial = Some(Partial { commit, index });
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    fn commits(&self) -> impl Iterator<Item = (Lsn, u8)> {
+        let commit = |(lsn, record): (usize, &Record)| match record {
+            Record::Commit(transaction) => Some((lsn as Lsn, *transaction)),
+            Record::Row(_) | Record::Other => None,
+        };
+        self.wal.iter().enumerate().filter_map(commit)
+    }
+
+    /// All committed events with the LSN of their commit, in the order of the commits.
+    fn committed(&self) -> impl Iterator<Item = (Lsn, Event)> {
+        self.commits().flat_map(|(commit, transaction)| {
+            let rows = 0..ROWS[usize::from(transaction)].len() as u8;
+            rows.map(move |index| (commit, Event { transaction, index }))
+        })
+    }
+
+    fn of_key(&self, key: usize) -> Vec<Event> {
+        let of_key = self.committed().filter(|(_, event)| event.key() == key);
+        of_key.map(|(_, event)| event).collect()
+    }
+
+    fn is_on_bus(&self, event: Event) -> bool {
+        self.bus[event.key()].contains(&event)
+    }
+}
+
+/// All orders of the records of the transactions behind `begun`, also with a record of another
+/// table behind a commit.
+fn wals(begun: &Vec<Record>) -> Vec<Vec<Record>> {
+    let is_of = |record: &Record, transaction: u8| match record {
+        Record::Row(event) => event.transaction == transaction,
+        Record::Commit(other) => *other == transaction,
+        Record::Other => false,
+    };
+    let next_of = |transaction: u8| {
+        let index = begun
+            .iter()
+            .filter(|record| is_of(record, transaction))
+            .count() as u8;
+        match usize::from(index).cmp(&ROWS[usize::from(transaction)].len()) {
+            Ordering::Less => Some(Record::Row(Event { transaction, index })),
+            Ordering::Equal => Some(Record::Commit(transaction)),
+            Ordering::Greater => None,
+        }
+    };
+    let is_behind_commit = matches!(begun.last(), Some(Record::Commit(_)));
+    let is_next = is_behind_commit && !begun.contains(&Record::Other);
+    let other = is_next.then_some(Record::Other);
+    let next: Vec<_> = (0..ROWS.len() as u8)
+        .filter_map(next_of)
+        .chain(other)
+        .collect();
+    let is_whole = begun
+        .iter()
+        .filter(|record| **record != Record::Other)
+        .count()
+        == RECORDS;
+    let whole = is_whole.then(|| begun.clone());
+    let longer = next
+        .into_iter()
+        .flat_map(|next| wals(&[begun.as_slice(), &[next]].concat()));
+    whole.into_iter().chain(longer).collect()
+}
+
+impl SlotModel {
+    fn is(&self, wrong: Wrong) -> bool {
+        self.wrong == Some(wrong)
+    }
+
+    fn confirmable(&self, state: &State, relay: &Relay) -> Lsn {
+        match self.wrong {
+            Some(Wrong::ConfirmedWhenReceived) => relay.received(),
+            Some(Wrong::ConfirmedWhenAcked) => relay.delivered.end,
+            Some(Wrong::ConfirmedWhenStoreBegins) => relay.storing.unwrap_or(state.stored).end,
+            _ => state.stored.end,
+        }
+    }
+
+    /// The position that is to be stored.
+    fn due(&self, relay: &Relay) -> Position {
+        let open = relay.spans.last().filter(|span| span.end.is_none());
+        if !self.is(Wrong::StoredBeforeTheAck) {
+            return relay.delivered;
+        }
+        let partial = open.map(|span| Partial {
+            commit: span.commit,
+            index: span.before + span.events.len() as u8,
+        });
+        Position {
+            end: relay.received(),
+            partial: partial.filter(|partial| partial.index > 0),
+        }
+    }
+
+    /// The next transaction that the walsender has not sent.
+    fn next_commit(state: &State, relay: &Relay) -> Option<(Lsn, u8)> {
+        let from = relay.stream?.from;
+        state.commits().find(|(commit, _)| *commit >= from)
+    }
+
+    /// The end of what the walsender has sent of the WAL, between two transactions.
+    fn keepalive_end(state: &State, relay: &Relay) -> Option<Lsn> {
+        let is_open = relay.spans.last().is_some_and(|span| span.end.is_none());
+        let next = Self::next_commit(state, relay).map(|(commit, _)| commit);
+        let others = (0..)
+            .zip(&state.wal)
+            .filter(|(_, record)| **record == Record::Other);
+        let sent = others
+            .map(|(lsn, _)| lsn + 1)
+            .find(|end| next.is_none_or(|next| *end <= next));
+        sent.filter(|end| relay.stream.is_some() && !is_open && relay.received() < *end)
+    }
+
+    /// The relay takes in one message of a transaction.
+    fn receive(&self, state: &mut State) -> Option<()> {
+        let mut relay = state.relay.take()?;
+        let (commit, transaction) = Self::next_commit(state, &relay)?;
+        let mut stream = relay.stream?;
+        let next = self.is(Wrong::FilterTakesTheNextTransaction);
+        let reached = Position::at(relay.received() + u8::from(next));
+        let is_next = |span: &Span| span.end.is_none() && span.commit == commit;
+        let is_open = relay.spans.last().is_some_and(is_next);
+        if !is_open && reached.covers(commit) {
+            relay.stream = Some(Stream {
+                from: commit + 1,
+                row: 0,
+            });
+            state.relay = Some(relay);
+            return Some(());
+        }
+        if !is_open {
+            let more = u8::from(self.is(Wrong::PartialCountsOneTooMany));
+            let of = relay.delivered.delivered_of(commit);
+            let before = if of > 0 { of + more } else { 0 };
+            let events = Vec::new();
+            relay.spans.push(Span {
+                commit,
+                end: None,
+                before,
+                events,
+            });
+        }
+        let span = relay.open()?;
+        if stream.row == 0 {
+            stream.row = span.before + span.events.len() as u8;
+        }
+        if usize::from(stream.row) < ROWS[usize::from(transaction)].len() {
+            let index = stream.row;
+            self.take(state, &mut relay, Event { transaction, index });
+            stream.row += 1;
+        } else {
+            span.end = Some(commit + 1);
+            stream = Stream {
+                from: commit + 1,
+                row: 0,
+            };
+        }
+        relay.stream = Some(stream);
+        relay.advance();
+        state.relay = Some(relay);
+        Some(())
+    }
+
+    /// An event is assembled: it is enqueued, unless its topic has it.
+    fn take(&self, state: &mut State, relay: &mut Relay, event: Event) {
+        let key = event.key();
+        let is_behind = !self.is(Wrong::FoundBehindOneThatIsPublishedAgain) && relay.published[key];
+        let is_found = relay.tails[key].contains(&event) && !is_behind;
+        state.found |= is_found;
+        relay.published[key] |= !is_found;
+        let row = state
+            .wal
+            .iter()
+            .position(|record| *record == Record::Row(event));
+        let is_below = row.is_some_and(|lsn| (lsn as Lsn) < state.stored.end);
+        let is_skipped = self.is(Wrong::FilteredByTheLsnOfTheRow) && is_below;
+        let flight = if is_found || is_skipped {
+            Flight::Acked
+        } else {
+            Flight::Enqueued
+        };
+        if let Some(span) = relay.open() {
+            span.events.push(InFlight { event, flight });
+        }
+    }
+
+    fn keepalive(&self, end: Lsn, relay: &mut Relay) {
+        if self.is(Wrong::KeepaliveOvertakesEvents) {
+            relay.delivered = Position::at(end);
+        }
+        match relay.spans.last_mut() {
+            Some(span) => span.end = Some(end),
+            None => relay.delivered = Position::at(end),
+        }
+    }
+
+    fn append(state: &mut State, relay: &mut Relay, key: usize) {
+        let mut next = relay.flights().filter(|next| next.event.key() == key);
+        if let Some(next) = next.find(|next| next.flight == Flight::Enqueued) {
+            next.flight = Flight::Appended;
+            state.bus[key].push(next.event);
+        }
+    }
+
+    fn ack(&self, relay: &mut Relay, key: usize) {
+        let mut acked = None;
+        for (number, flying) in relay.flights().enumerate() {
+            let is_next = flying.event.key() == key && flying.flight == Flight::Appended;
+            if acked.is_none() && is_next {
+                flying.flight = Flight::Acked;
+                acked = Some(number);
+            }
+        }
+        if self.is(Wrong::AcksNotContiguous) {
+            let before = relay.flights().take(acked.unwrap_or_default());
+            before.for_each(|flying| flying.flight = Flight::Acked);
+        }
+        relay.advance();
+    }
+
+    /// A new producer continues behind the delivered position.
+    fn fail_producer(&self, relay: &mut Relay) {
+        if self.is(Wrong::FailureTakenForAnAck) {
+            relay
+                .flights()
+                .for_each(|flying| flying.flight = Flight::Acked);
+            relay.advance();
+        }
+        *relay = Relay {
+            storing: relay.storing,
+            ..Relay::at(relay.delivered)
+        };
+    }
+
+    fn faults(&self, state: &State, actions: &mut Vec<Action>) {
+        let Some(relay) = &state.relay else { return };
+        if state.faults > 0 {
+            actions.push(Action::Crash);
+            if state.flushed < state.confirmed {
+                actions.push(Action::FlushSlot);
+            }
+            if relay.stream.is_some() {
+                actions.extend([Action::LoseConnection, Action::RestartServer]);
+            }
+            if !relay.spans.is_empty() {
+                actions.push(Action::FailProducer);
+            }
+        }
+    }
+}
+
+impl Model for SlotModel {
+    type State = State;
+    type Action = Action;
+
+    fn begins(&self) -> Vec<State> {
+        let state = |wal| State {
+            wal,
+            bus: Default::default(),
+            confirmed: 0,
+            flushed: 0,
+            stored: Position::default(),
+            relay: Some(Relay::at(Position::default())),
+            faults: 1,
+            found: false,
+        };
+        wals(&Vec::new()).into_iter().map(state).collect()
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        self.faults(state, actions);
+        let Some(relay) = &state.relay else {
+            let most = state.bus.iter().map(Vec::len).max().unwrap_or_default();
+            actions.extend((0..=most).map(|unread| Action::Start { unread }));
+            return;
+        };
+        match relay.stream {
+            None => actions.push(Action::Connect),
+            Some(_) if Self::next_commit(state, relay).is_some() => actions.push(Action::Receive),
+            Some(_) => {}
+        }
+        if Self::keepalive_end(state, relay).is_some() {
+            actions.push(Action::Keepalive);
+        }
+        for key in 0..KEYS {
+            let flights = || relay.spans.iter().flat_map(|span| &span.events);
+            let is_any = |flight| flights().any(|of| of.event.key() == key && of.flight == flight);
+            if is_any(Flight::Enqueued) {
+                actions.push(Action::Append(key));
+            }
+            if is_any(Flight::Appended) {
+                actions.push(Action::Ack(key));
+            }
+        }
+        match relay.storing {
+            Some(_) => actions.push(Action::Store),
+            None if self.due(relay) != state.stored => actions.push(Action::BeginStore),
+            None => {}
+        }
+        if relay.stream.is_some() && self.confirmable(state, relay) > state.confirmed {
+            actions.push(Action::Confirm);
+        }
+    }
+
+    fn next(&self, before: &State, action: Action) -> Option<State> {
+        let mut state = before.clone();
+        let taken = state.relay.take();
+        let mut relay = taken.clone().unwrap_or_else(|| Relay::at(state.stored));
+        match action {
+            Action::Start { unread } => {
+                let tail = |topic: &Vec<Event>| topic.iter().skip(unread).copied().collect();
+                relay.tails = state.bus.each_ref().map(tail);
+                state.relay = Some(relay);
+                return Some(state);
+            }
+            Action::Connect => {
+                relay.stream = Some(Stream {
+                    from: state.confirmed,
+                    row: 0,
+                })
+            }
+            Action::Receive => {
+                state.relay = taken;
+                self.receive(&mut state)?;
+                return Some(state);
+            }
+            Action::Keepalive => {
+                self.keepalive(Self::keepalive_end(&state, &relay)?, &mut relay);
+            }
+            Action::Append(key) => Self::append(&mut state, &mut relay, key),
+            Action::Ack(key) => self.ack(&mut relay, key),
+            Action::BeginStore => relay.storing = Some(self.due(&relay)),
+            Action::Store => state.stored = relay.storing.take()?,
+            Action::Confirm => state.confirmed = self.confirmable(&state, &relay),
+            Action::FlushSlot => state.flushed = state.confirmed,
+            Action::Crash => {
+                state.faults -= 1;
+                return Some(state);
+            }
+            Action::LoseConnection => relay.stream = None,
+            Action::RestartServer => {
+                relay.stream = None;
+                state.confirmed = state.flushed;
+            }
+            Action::FailProducer => self.fail_producer(&mut relay),
+        }
+        if matches!(
+            action,
+            Action::LoseConnection | Action::RestartServer | Action::FailProducer
+        ) {
+            state.faults -= 1;
+        }
+        state.relay = taken.map(|_| relay);
+        Some(state)
+    }
+
+    fn is_fault(&self, action: Action) -> bool {
+        matches!(
+            action,
+            Action::Crash
+                | Action::LoseConnection
+                | Action::RestartServer
+                | Action::FailProducer
+                | Action::FlushSlot
+        )
+    }
+
+    fn properties(&self) -> Vec<Property<State>> {
+        vec![
+            always(P1_STORED, |state: &State| {
+                state.confirmed <= state.stored.end
+            }),
+            always(P1_DELIVERED, |state: &State| {
+                let is_stored = |commit, event: Event| state.stored.has(commit, event.index);
+                let mut events = state.committed();
+                events.all(|(commit, event)| !is_stored(commit, event) || state.is_on_bus(event))
+            }),
+            always(P1_LOST, |state: &State| {
+                let mut gone = state
+                    .committed()
+                    .filter(|(commit, _)| *commit < state.confirmed);
+                gone.all(|(_, event)| state.is_on_bus(event))
+            }),
+            always(P2_FIRST, |state: &State| {
+                let is_in_order = |key: usize| {
+                    state
+                        .of_key(key)
+                        .starts_with(&first_arrivals(&state.bus[key]))
+                };
+                (0..KEYS).all(is_in_order)
+            }),
+            in_the_end(P2_LAST, |state| {
+                let is_last = |key: usize| state.of_key(key).last() == state.bus[key].last();
+                (0..KEYS).all(is_last)
+            }),
+            in_the_end(END, |state| {
+                let all = || state.committed().all(|(_, event)| state.is_on_bus(event));
+                let end = state.wal.len() as Lsn;
+                let is_told = || state.stored == Position::at(end) && state.confirmed == end;
+                all() && is_told()
+            }),
+            sometimes("a redelivery", |state: &State| {
+                state.bus.iter().any(|topic| has_repeats(topic))
+            }),
+            sometimes("an event found in its topic", |state: &State| state.found),
+            sometimes("a position inside a transaction", |state: &State| {
+                state.stored.partial.is_some()
+            }),
+            sometimes(
+                "commits in another order than their first rows",
+                |state: &State| {
+                    let commits: Vec<u8> = state.commits().map(|(_, of)| of).collect();
+                    state.wal.first()
+                        == Some(&Record::Row(Event {
+                            transaction: 0,
+                            index: 0,
+                        }))
+                        && commits.last() == Some(&0)
+                        && commits.len() == ROWS.len()
+                },
+            ),
+        ]
+    }
+}
+
+const P1_STORED: &str = "P1: what is confirmed is stored";
+const P1_DELIVERED: &str = "P1: what is stored is delivered";
+const P1_LOST: &str = "P1: what the slot does not send again is in the bus";
+const P2_FIRST: &str = "P2: events of a key arrive first in commit order";
+const P2_LAST: &str = "P2: the newest event of a key comes last";
+const END: &str = "in the end all that is committed is delivered, stored and confirmed";
+
+#[test]
+fn a_relay_that_streams_keeps_its_promises() {
+    holds("slot", &SlotModel { wrong: None });
+}
+
+#[test]
+fn wrong_rules_of_a_relay_that_streams_break_a_promise() {
+    for (wrong, property) in [
+        (Wrong::ConfirmedWhenAcked, P1_STORED),
+        (Wrong::ConfirmedWhenReceived, P1_LOST),
+        (Wrong::ConfirmedWhenStoreBegins, P1_STORED),
+        (Wrong::AcksNotContiguous, P1_DELIVERED),
+        (Wrong::StoredBeforeTheAck, P1_DELIVERED),
+        (Wrong::KeepaliveOvertakesEvents, P1_DELIVERED),
+        (Wrong::FilteredByTheLsnOfTheRow, P1_LOST),
+        (Wrong::FilterTakesTheNextTransaction, END),
+        (Wrong::PartialCountsOneTooMany, P1_LOST),
+        (Wrong::FailureTakenForAnAck, P1_LOST),
+        (Wrong::FoundBehindOneThatIsPublishedAgain, P2_LAST),
+    ] {
+        breaks(wrong, &SlotModel { wrong: Some(wrong) }, property);
+    }
+}
