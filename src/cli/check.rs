@@ -141,9 +141,13 @@ fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey
         );
         survey.warning(CHECK, name, found, None);
     }
-    // With another on_error, run does not stop at such a row.
-    if let Some(error) = found.refused.as_ref().filter(|_| on_error == OnError::Stop) {
-        survey.wrong(CHECK, name, error);
+    match (&found.refused, on_error) {
+        (None, _) => {}
+        (Some(error), OnError::Stop) => survey.wrong(CHECK, name, error),
+        // The relay goes on.
+        (Some(error), OnError::Park | OnError::Skip | OnError::DeadLetter) => {
+            survey.risk(CHECK, name, error);
+        }
     }
 }
 

@@ -153,7 +153,7 @@ kinds! {
         reach: "check that the servers run, and that nats.servers leads there from here",
         stalled: "see whether each stream has a leader and room: nats stream report",
         refuses_each: true,
-        create_topic: "nats stream add --subjects {topic}",
+        create_topic: "nats stream add NAME --subjects {topic}",
         topics: TopicRule::DEFAULT,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
     ["rabbitmq"]
@@ -167,7 +167,8 @@ kinds! {
                   check_local_alarms; and whether each queue has a leader and room: rabbitmqctl \
                   list_queues name state messages",
         refuses_each: true,
-        create_topic: "bind a queue to the exchange with the routing key {topic}",
+        create_topic: "bind a queue to the exchange with the routing key {topic}, or without \
+                       rabbitmq.exchange declare a queue of this name",
         topics: ROUTING_KEYS,
     }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
     ["smtp"]

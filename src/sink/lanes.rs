@@ -110,6 +110,8 @@ pub enum Answer {
         error: Error,
         after: Option<Duration>,
     },
+    /// The bus has no room for it: the record waits without a limit.
+    Full(Error),
     /// It cannot be sent, which nobody was asked: the bus may be away all the same.
     Unfit(Error),
     /// There was no answer: the record may have arrived or not.
@@ -312,6 +314,11 @@ impl<B: LaneBus> LaneSink<B> {
                 self.answered();
                 self.tell_delay(&error);
                 Outcome::Refused { error, after }
+            }
+            Answer::Full(error) => {
+                self.answered();
+                self.tell_delay(&error);
+                Outcome::Full(error)
             }
             Answer::Unfit(error) => Outcome::Refused { error, after: None },
             Answer::Away(away) => return self.unanswered(id, &away, now),

@@ -319,6 +319,35 @@ fn a_full_stream_is_waited_for() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
+/// P3: a parked event is refused by the answer to its own record, not by that of another one.
+#[test]
+fn a_parked_event_is_retried_whatever_another_of_its_subject_is_told() {
+    let Some(nats) = Nats::start() else { return };
+    let world = world();
+    let mut relay = ready(&run(&world, &nats).option("--on-error", "park"));
+    let sql = world.sql();
+    for (aggregate, filling) in [("a", 3_000), ("b", 20)] {
+        let kind = world.kind(0);
+        sql.run(&format!("select emit('{kind}', '{aggregate}', {filling})"));
+        parked(&world, i64::from(filling == 20) + 1);
+    }
+    nats.add_stream(STREAM, &ALL, json!({"max_msg_size": 2_000}));
+    let retry = RelayCommand::new("parked")
+        .flag("retry")
+        .option("--slot", &world.name)
+        .option("--database-url", &world.database_url)
+        .flag("--all")
+        .flag("--yes");
+    retry.succeed();
+    parked(&world, 1);
+    assert_eq!(nats.count(STREAM), 1);
+    let left = || sql.text("select string_agg(class, ' ') from walrelay.parked");
+    eventually("the other is told", ARRIVAL, left, |left| {
+        left == "too-large"
+    });
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
 /// P3, P12.
 #[test]
 fn what_a_user_may_not_do_is_named() {

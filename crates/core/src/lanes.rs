@@ -48,6 +48,8 @@ pub enum Outcome {
         /// How long the bus wants the next attempt to wait.
         after: Option<Duration>,
     },
+    /// The bus has no room where the record belongs: the record waits in its lane without a limit.
+    Full(Error),
 }
 
 /// A record to send.
@@ -282,6 +284,11 @@ impl Lanes {
         match outcome {
             Outcome::Acked => self.acked(id),
             Outcome::Refused { error, after } => self.refused(id, error, after, now),
+            Outcome::Full(error) => {
+                // Whatever the bus takes elsewhere says nothing of this record.
+                self.delayed = Delayed::Several;
+                self.refused(id, error, None, now);
+            }
         }
     }
 
@@ -603,6 +610,24 @@ mod tests {
             assert!(!lanes.has_deliveries(), "in outage {outage}");
             // The bus is back while both wait, and away again before they are sent.
             lanes.enqueue(&record(None), Ticket(2 + outage)).unwrap();
+            let other = lanes.next(now).unwrap();
+            lanes.ended(other.id, Outcome::Acked, now);
+            deliveries(&mut lanes);
+        }
+    }
+
+    #[test]
+    fn a_record_for_which_there_is_no_room_waits_while_others_are_acked() {
+        let mut now = Instant::now();
+        let mut lanes = Lanes::new(8, 64);
+        lanes.enqueue(&record(Some(b"a")), Ticket(0)).unwrap();
+        for other in 1..=3 * u64::from(DELAYS_MAX) {
+            now += WAIT_MAX;
+            let sent = lanes.next(now).unwrap();
+            let full = Error::new(Kind::BusUnreachable, "full");
+            lanes.ended(sent.id, Outcome::Full(full), now);
+            assert!(!lanes.has_deliveries());
+            lanes.enqueue(&record(None), Ticket(other)).unwrap();
             let other = lanes.next(now).unwrap();
             lanes.ended(other.id, Outcome::Acked, now);
             deliveries(&mut lanes);

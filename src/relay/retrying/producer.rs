@@ -1,6 +1,7 @@
 //! The producer of the retries, and the records it sends.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
@@ -32,7 +33,8 @@ pub(super) struct RetryProducer<'a> {
     next: u64,
     /// By outbox: what its records are made with.
     routes: HashMap<usize, (OutboxConfig, Router)>,
-    /// Topics that refused a record in this round, and what they said.
+    /// Topics that refused a record in this round, and what they said; of a bus that refuses
+    /// topics.
     pub(super) refusing: HashMap<String, Error>,
 }
 
@@ -116,9 +118,12 @@ impl<'a> RetryProducer<'a> {
         } else {
             self.send_all(&records, &mut acked).await
         };
-        if let Ok(Some(Refusal { error, .. })) = &ended {
-            self.refusing
-                .extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
+        // A bus that answers for each record may take the next one of the topic.
+        let refuses_each = self.config.sink.kind.bus().refuses_each;
+        if let Ok(Some(Refusal { error, .. })) = &ended
+            && let Some(topic) = error.topic().filter(|_| !refuses_each)
+        {
+            self.refusing.insert(topic.to_owned(), error.clone());
         }
         let accepting = records.iter().zip(&acked).filter(|(_, acked)| **acked);
         let accepting = accepting
@@ -245,6 +250,8 @@ async fn sent(
     let mut failure = None;
     let mut deliveries = Vec::new();
     let mut next = 0;
+    let handle = sink.handle();
+    let mut unusable = pin!(handle.unusable());
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {
             let ticket = Ticket(base + next as u64);
@@ -267,9 +274,13 @@ async fn sent(
         if first == next && (failure.is_some() || next == records.len()) {
             return judged(failure, true, true);
         }
-        timeout_at(until, sink.deliveries(&mut deliveries))
-            .await
-            .map_err(|_| away())?;
+        tokio::select! {
+            biased;
+            error = &mut unusable => return Err(error),
+            told = timeout_at(until, sink.deliveries(&mut deliveries)) => {
+                told.map_err(|_| away())?;
+            }
+        }
         let mut ended = None;
         for delivery in deliveries.drain(..) {
             match delivery {

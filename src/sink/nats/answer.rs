@@ -13,6 +13,8 @@ const BUS: Bus = SinkKind::Nats.bus();
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// `JSStreamMessageExceedsMaximumErr`
 const TOO_LARGE: u32 = 10054;
+/// `JSStreamHeaderExceedsMaximumErr`
+const HEADERS_TOO_LARGE: u32 = 10097;
 /// `JSStreamStoreFailedF`: most often, the stream is full and discards new messages.
 const STORE_FAILED: u32 = 10077;
 /// `JSStreamNotMatchErr`
@@ -34,6 +36,8 @@ pub(super) enum Said {
     NoStream,
     /// The stream does not take it, or not now.
     Refused(Error),
+    /// Stream or account have no room.
+    Full(Error),
 }
 
 /// Who takes a subject, as JetStream says.
@@ -83,6 +87,12 @@ pub(super) fn said(message: &Message, topic: &str, has_id: bool) -> Said {
         Some(PubAck {
             error: Some(failure),
             ..
+        }) if [STORE_FAILED, ACCOUNT_FULL].contains(&failure.err_code) => {
+            Said::Full(later(topic, &failure.to_string()))
+        }
+        Some(PubAck {
+            error: Some(failure),
+            ..
         }) => Said::Refused(failed(&failure, topic)),
         Some(PubAck {
             seq: Some(1..),
@@ -107,8 +117,9 @@ fn failed(failure: &Failure, topic: &str) -> Error {
     let cause = failure.to_string();
     match (failure.err_code, failure.code) {
         (TOO_LARGE, _) => too_large(topic, &cause),
+        (HEADERS_TOO_LARGE, _) => headers_too_large(topic, &cause),
         (OTHER_STREAM, _) => refused(topic, &cause, OTHER),
-        (STORE_FAILED | ACCOUNT_FULL, _) | (_, 429 | 500..) => later(topic, &cause),
+        (_, 429 | 500..) => later(topic, &cause),
         _ => {
             let remedy = "see the stream's configuration: nats stream info";
             refused(topic, &cause, remedy)
@@ -147,6 +158,12 @@ pub(super) fn too_large(topic: &str, reason: &str) -> Error {
         "raise max_payload of the servers or --max-msg-size of the stream, or keep large payloads \
          out of the outbox with a CHECK",
     )
+}
+
+fn headers_too_large(topic: &str, reason: &str) -> Error {
+    let cause = format!("the headers of a record for subject {topic} are too large: {reason}");
+    Error::new(Kind::RecordTooLarge, cause)
+        .remedy("keep large columns out of [route.headers], and of what route.headers_from reads")
 }
 
 /// No stream takes records of this subject.
@@ -235,7 +252,7 @@ mod tests {
                 &format!(r#"{{"error":{error},"stream":"S","seq":0}}"#),
                 true,
             );
-            let Said::Refused(error) = said else {
+            let (Said::Refused(error) | Said::Full(error)) = said else {
                 panic!("{said:?}")
             };
             assert!(
@@ -245,6 +262,7 @@ mod tests {
             error.kind()
         };
         assert_eq!(kind(400, TOO_LARGE), Kind::RecordTooLarge);
+        assert_eq!(kind(400, HEADERS_TOO_LARGE), Kind::RecordTooLarge);
         assert_eq!(kind(400, OTHER_STREAM), Kind::TopicRefused);
         assert_eq!(kind(400, 10109), Kind::TopicRefused, "sealed");
         assert_eq!(kind(503, STORE_FAILED), Kind::BusUnreachable);

@@ -199,6 +199,7 @@ impl LaneBus for Nats {
                     Box::pin(self.not_acked(&session, topic, answer::no_stream(topic))).await
                 }
                 Said::Refused(error) => refused(error),
+                Said::Full(error) => Answer::Full(error),
             },
             Reply::Denied(said) => refused(answer::denied(topic, &said)),
             Reply::TooLarge(reason) => Answer::Unfit(answer::too_large(topic, &reason)),

@@ -186,7 +186,9 @@ impl LaneBus for Webhook {
                 error: error.about(format_args!("a record for {}", record.topic)),
                 after,
             },
-            answer @ (Answer::Acked | Answer::Unfit(_) | Answer::Away(_)) => answer,
+            answer @ (Answer::Acked | Answer::Full(_) | Answer::Unfit(_) | Answer::Away(_)) => {
+                answer
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ fn stream(topic: &str) -> String {
 
 impl TestBus for Streams {
     const NAME: &str = "nats";
-    const NO_PLACE: [&str; 2] = ["no stream takes it", "nats stream add --subjects"];
+    const NO_PLACE: [&str; 2] = ["no stream takes it", "nats stream add NAME --subjects"];
 
     /// It starts in no time, so that each test has its own.
     fn start(_: Fate) -> Option<Streams> {
