@@ -554,7 +554,7 @@ mod tests {
         public.outbox  a b             -                   1       0 B   57m
 
         id  aggregate  type         topic               committed at              commit LSN  index  xid  size
-        0   o-1        OrderPlaced  -                   2026-03-01T12:03:00.000Z  0/64        3      7    -     cannot be routed: template "outbox.event.{aggregatetype}" makes topic "outbox.event.a b", which holds other characters than a-z, A-Z, 0-9 and ._-, which are all the bus takes
+        0   o-1        OrderPlaced  -                   2026-03-01T12:03:00.000Z  0/64        3      7    -     cannot be routed: template "outbox.event.{aggregatetype}" makes topic "outbox.event.a b", which holds other characters than a-z, A-Z, 0-9 and ._-, which are all that a topic may have
         1   o-1        OrderPlaced  outbox.event.order  2026-03-01T12:01:00.000Z  0/64        3      7    47 B
         "#);
         let json = serde_json::to_value(&report).unwrap();

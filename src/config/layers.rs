@@ -541,6 +541,15 @@ impl Settings {
             "is kafka, and sink.kind is not",
             remedy,
         )?;
+        base.refuse_if(
+            !sink.kind.capabilities().partitions
+                && outboxes
+                    .iter()
+                    .any(|outbox| outbox.route.partition.is_some()),
+            "route.partition",
+            "is set, and this sink has no partitions",
+            "leave it out: the order is that of each key",
+        )?;
         // A parked event is not given up.
         if matches!(delivery.on_error, OnError::Stop | OnError::Park) {
             return Ok(());
@@ -1290,6 +1299,20 @@ mod tests {
         let settings = Settings::of(&text).unwrap();
         let shown = crate::config::written::effective(&settings, &settings.config(false).unwrap());
         assert!(!shown.contains("canary"), "{shown}");
+    }
+
+    #[cfg(feature = "nats")]
+    #[test]
+    fn a_partition_is_refused_where_a_bus_has_none() {
+        let of = |kind: &str| config(&format!("route.partition = 'p'\nsink.kind = '{kind}'"));
+        assert!(of("kafka").is_ok());
+        let error = of("nats").unwrap_err();
+        assert!(
+            error
+                .cause()
+                .ends_with("route.partition is set, and this sink has no partitions"),
+            "{error}"
+        );
     }
 
     #[test]

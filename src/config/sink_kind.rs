@@ -17,6 +17,8 @@ pub struct Capabilities {
     pub keeps_position: bool,
     /// Dead letters can be told from events, and are refused for other reasons than these.
     pub dead_letters: bool,
+    /// A record can be given its partition.
+    pub partitions: bool,
     /// Records reach somebody else: an event that is acked is delivered.
     pub delivers: bool,
 }
@@ -98,7 +100,22 @@ const LOCAL: Capabilities = Capabilities {
     reads_back: false,
     keeps_position: false,
     dead_letters: true,
+    partitions: true,
     delivers: false,
+};
+
+/// Of a bus with lanes.
+#[cfg(any(
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "smtp",
+    feature = "webhook"
+))]
+const LANES: Capabilities = Capabilities {
+    dead_letters: false,
+    partitions: false,
+    delivers: true,
+    ..LOCAL
 };
 
 /// AMQP allows more. Names that are for servers and clients are refused where records are checked.
@@ -142,6 +159,7 @@ kinds! {
         reads_back: true,
         keeps_position: true,
         dead_letters: true,
+        partitions: true,
         delivers: true,
     };
     ["nats"]
@@ -155,7 +173,7 @@ kinds! {
         refuses_each: true,
         create_topic: "nats stream add NAME --subjects {topic}",
         topics: TopicRule::DEFAULT,
-    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
+    }, LANES;
     ["rabbitmq"]
     /// To RabbitMQ
     Rabbitmq = Bus {
@@ -170,7 +188,7 @@ kinds! {
         create_topic: "bind a queue to the exchange with the routing key {topic}, or without \
                        rabbitmq.exchange declare a queue of this name",
         topics: ROUTING_KEYS,
-    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
+    }, LANES;
     ["smtp"]
     /// To a mail server, a mail for each record
     Smtp = Bus {
@@ -183,7 +201,7 @@ kinds! {
         refuses_each: true,
         create_topic: "topics mean nothing to a mail server: {topic} needs no place",
         topics: TopicRule::DEFAULT,
-    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
+    }, LANES;
     ["webhook"]
     /// To one URL, a request for each record
     Webhook = Bus {
@@ -195,7 +213,7 @@ kinds! {
         refuses_each: true,
         create_topic: "let the receiver take requests for {topic}",
         topics: TopicRule::DEFAULT,
-    }, Capabilities { dead_letters: false, delivers: true, ..LOCAL };
+    }, LANES;
     /// To standard output, one JSON object per record
     Stdout = local("standard output"), LOCAL;
     /// Nowhere

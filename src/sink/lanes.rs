@@ -556,7 +556,7 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
                     continue;
                 };
                 let admitted = admitted.clone().map_err(|error| error.of_row(row));
-                let fits = format!("{name} can take that of row {row}");
+                let fits = format!("that of row {row} is fit for {name}, its limits of size aside");
                 survey.of_rows("record", topic, admitted, config.delivery.on_error, &fits);
             }
             let address = config.bus_address().unwrap_or_default();

@@ -446,7 +446,7 @@ fn doctor_names_the_stream_of_each_topic_or_why_there_is_none() {
     checks.has("topic", "wrong", "no stream takes it", "nats stream add");
     assert_eq!(Some(checks.code), BUS_REFUSED);
     nats.add_stream(STREAM, &ALL, json!({}));
-    doctor(admin).has("topic", "ok", "stream EVENTS takes it", "");
+    doctor(admin).has("topic", "ok", "stream EVENTS has this subject", "");
     let other = format!("{admin}stream = \"OTHER\"\n");
     let cause = "stream EVENTS takes it, and nats.stream is OTHER";
     doctor(&other).has("topic", "wrong", cause, "correct nats.stream");

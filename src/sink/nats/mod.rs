@@ -83,7 +83,7 @@ impl Nats {
         let cause = match session.ask_for_streams(topic).await {
             Reply::Message(message) => match answer::taking(&message) {
                 Taking::Stream(name) if wanted.is_empty() || name == wanted => {
-                    return Ok(format!("stream {name} takes it"));
+                    return Ok(format!("stream {name} has this subject"));
                 }
                 Taking::Stream(name) => return Err(answer::other_stream(topic, &name, wanted)),
                 Taking::Nobody => return Err(answer::no_stream(topic)),

@@ -555,13 +555,15 @@ impl Value {
 pub enum TopicProblem {
     #[error("is empty")]
     Empty,
-    #[error("is one of the names that the bus refuses")]
+    #[error("is a name that no topic may have")]
     Refused,
     #[error("is one of walrelay's own topics, for its position and for dead letters")]
     Reserved,
-    #[error("has {bytes} bytes, and the bus takes at most {bytes_max}")]
+    #[error("has {bytes} bytes, and a topic may have {bytes_max}")]
     TooLong { bytes: usize, bytes_max: usize },
-    #[error("holds other characters than a-z, A-Z, 0-9 and {0}, which are all the bus takes")]
+    #[error(
+        "holds other characters than a-z, A-Z, 0-9 and {0}, which are all that a topic may have"
+    )]
     Characters(&'static str),
 }
 
