@@ -1304,7 +1304,11 @@ mod tests {
     #[cfg(feature = "nats")]
     #[test]
     fn a_partition_is_refused_where_a_bus_has_none() {
-        let of = |kind: &str| config(&format!("route.partition = 'p'\nsink.kind = '{kind}'"));
+        let of = |kind: &str| {
+            config(&format!(
+                "route.partition = 'p'\nnats.servers = 'h'\nsink.kind = '{kind}'"
+            ))
+        };
         assert!(of("kafka").is_ok());
         let error = of("nats").unwrap_err();
         assert!(
