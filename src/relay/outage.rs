@@ -230,10 +230,14 @@ fn halting(error: Error, config: &Config) -> Error {
             ". To give it up instead, {before}start the relay once as `"
         ))
         .and(run)
-        .and(
-            "` until it logs event_given_up. With park or dead-letter in place of skip, the event \
-              is kept",
-        );
+        .and(format!(
+            "` until it logs event_given_up. With {} in place of skip, the event is kept",
+            if config.sink.kind.capabilities().dead_letters {
+                "park or dead-letter"
+            } else {
+                "park, for that and all later starts,"
+            }
+        ));
     error.remedy(fix)
 }
 

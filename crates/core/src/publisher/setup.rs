@@ -56,7 +56,14 @@ impl Setup {
         let is_searched = outbox.is_some_and(|outbox| outbox.upkeep.pending.is_some());
         let then = match self.delivery.on_error {
             OnError::Park => {
-                Remedy::from("then have the event tried again: ").and(of_command("parked retry"))
+                let is_of_row = error.kind().disposition() == Disposition::GiveUp && has_row;
+                let or_replay = if is_of_row {
+                    " (once its row was corrected, drop it and replay the row instead)"
+                } else {
+                    ""
+                };
+                let again = format!("then have the event tried again, as it was{or_replay}: ");
+                Remedy::from(again).and(of_command("parked retry"))
             }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row && is_searched => {
                 Remedy::from(
