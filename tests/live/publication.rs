@@ -366,13 +366,15 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
         let json: serde_json::Value = serde_json::from_slice(&verify.output().stdout).unwrap();
         json["total"]["missing"].as_u64()
     };
-    assert_eq!(missing(), Some(1));
+    // The relay may have stopped before the last event came.
+    let left = u64::try_from(2 - world.delivered()).expect("two events beside the child's");
+    assert_eq!(missing(), Some(1 + left));
     let replay = world
         .command("replay")
         .option("--brokers", &world.brokers)
         .option("--where", "seq = 1000");
     replay.flag("--yes").succeed();
-    assert_eq!(missing(), Some(0));
+    assert_eq!(missing(), Some(left));
     sql.run(&pasted);
 
     let relay = world.relay();

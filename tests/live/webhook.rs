@@ -337,9 +337,9 @@ fn a_webhook_that_crashes_the_receiver_is_parked_and_an_outage_parks_nothing() {
     let mut running = relay(&world, port).option("--on-error", "park").start();
     running.wait_ready();
     emit_together(&world, &["bad", "good"], 3);
-    // Nothing is taken for long enough to count each record out.
+    // Nothing is taken: these attempts count for no record.
     let asked = || receiver.asked_of("bad").len();
-    eventually("it is tried again", 3 * ARRIVAL, asked, |asked| *asked >= 5);
+    eventually("it is tried again", 3 * ARRIVAL, asked, |asked| *asked >= 3);
     assert_eq!(world.number_parked(), 0, "{}", running.log());
     receiver.judge_by(|post: &Post| match &*post.event().0 {
         "bad" => Reply::Status(502, ""),
