@@ -491,10 +491,11 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
                         tracker.up();
                         return Ok(Vec::new());
                     }
-                    Err(Away::Unusable(error)) => tracker.refused(error),
                     Err(away) => {
                         self.life.told(&away);
-                        return Err(away.into_error(B::KIND.bus().reach));
+                        if matches!(away, Away::Unreachable(_)) {
+                            return Err(away.into_error(B::KIND.bus().reach));
+                        }
                     }
                 }
                 sleep(pause).await;

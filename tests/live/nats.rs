@@ -108,6 +108,18 @@ fn parked(world: &World, count: i64) {
     });
 }
 
+/// Has all parked events tried again.
+#[track_caller]
+fn retry_all(world: &World) {
+    let retry = RelayCommand::new("parked")
+        .flag("retry")
+        .option("--slot", &world.name)
+        .option("--database-url", &world.database_url)
+        .flag("--all")
+        .flag("--yes");
+    retry.succeed();
+}
+
 /// P1, P2: an election is waited for, and so is a cluster that is away: nothing is parked.
 #[test]
 fn killed_leaders_of_a_cluster_lose_and_reorder_nothing() {
@@ -232,13 +244,7 @@ fn a_record_too_large_for_its_stream_is_delivered_once_it_fits() {
     assert_eq!(sql.text(classes), "too-large");
     let wider = json!({"name": STREAM, "subjects": ALL, "storage": "file", "max_msg_size": -1});
     nats.ask(&format!("STREAM.UPDATE.{STREAM}"), &wider);
-    let retry = RelayCommand::new("parked")
-        .flag("retry")
-        .option("--slot", &world.name)
-        .option("--database-url", &world.database_url)
-        .flag("--all")
-        .flag("--yes");
-    retry.succeed();
+    retry_all(&world);
     parked(&world, 0);
     let found = all_delivered(&world, &nats);
     assert_eq!(found.duplicates, 0);
@@ -332,13 +338,7 @@ fn a_parked_event_is_retried_whatever_another_of_its_subject_is_told() {
         parked(&world, i64::from(filling == 20) + 1);
     }
     nats.add_stream(STREAM, &ALL, json!({"max_msg_size": 2_000}));
-    let retry = RelayCommand::new("parked")
-        .flag("retry")
-        .option("--slot", &world.name)
-        .option("--database-url", &world.database_url)
-        .flag("--all")
-        .flag("--yes");
-    retry.succeed();
+    retry_all(&world);
     parked(&world, 1);
     assert_eq!(nats.count(STREAM), 1);
     let left = || sql.text("select string_agg(class, ' ') from walrelay.parked");
