@@ -86,9 +86,9 @@ enum Wrong {
     RetriedBeforeThoseInFront,
     RemovedBeforeTheAck,
     ReleasedBeforeItIsDelivered,
-    /// After a crash, a copy of an event in front of it is on its way.
+    /// `60-retried-before-the-position-is-stored`
     RetriedBesideACopy,
-    /// After a crash, the slot sends the dropped event again.
+    /// `59-dropped-before-the-position-is-stored`
     DroppedBeforeThePositionIsStored,
 }
 
@@ -250,8 +250,8 @@ impl ParkingModel {
                     let copies = self.is(Wrong::ACopyBehindEventsThatWait);
                     let is_copy = |other| copies && state.bus.contains(&other);
                     let is_head = waiting.all(|other| other >= *event || is_copy(other));
-                    let came_again = relay.delivered > *event || self.is(Wrong::RetriedBesideACopy);
-                    let is_due = is_head && came_again || self.is(Wrong::RetriedBeforeThoseInFront);
+                    let is_stored = state.stored > *event || self.is(Wrong::RetriedBesideACopy);
+                    let is_due = is_head && is_stored || self.is(Wrong::RetriedBeforeThoseInFront);
                     state.parked.has(*event) && is_due && !state.refused.has(*event)
                 };
                 actions.extend((0..EVENTS).filter(due).map(Action::Retry));

@@ -445,7 +445,9 @@ impl RetryRun<'_> {
                 .tried
                 .lock()
                 .paused(Instant::now().into_std());
-            let dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
+            let mut dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
+            // The slot would send another again after a crash, behind later ones of its aggregate.
+            dropped.retain(|(_, waiting, _)| is_stored(waiting.place, &self.stored));
             if dropped.is_empty() {
                 return Ok(());
             }

@@ -7,6 +7,7 @@ use super::parked_hard::{
     all_is_well, asked_for_while_held, emit_large, open, parked, relay, world,
 };
 use crate::support::relay::{EXIT, Relay};
+use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
@@ -66,6 +67,69 @@ fn a_drop_requested_during_a_retry_is_done_counted_and_logged() {
         "{}",
         relay.log()
     );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn an_event_that_a_crash_would_send_again_is_neither_dropped_nor_retried_before_it_is_stored() {
+    let world = world();
+    let sql = world.sql();
+    let run = || {
+        let run = world.run().option("--state-store", "postgres");
+        run.option("--on-error", "park")
+    };
+    let mut relay = run().start();
+    relay.wait_ready();
+    emit_large(&sql, &world, "stored");
+    emit_large(&sql, &world, "tried");
+    let waiting = |expected: &'static str| {
+        eventually("they wait", ARRIVAL, || parked(&sql), |all| all == expected);
+    };
+    waiting("stored tried");
+    world.wait_confirmed(ARRIVAL);
+
+    let holder = world.sql();
+    holder.run("begin; select from walrelay.position for update");
+    world.emit(&sql, "a");
+    emit_large(&sql, &world, "a");
+    emit_large(&sql, &world, "b");
+    waiting("stored tried a b");
+    topic::alter(
+        &world.brokers,
+        &world.topic(0),
+        &[("max.message.bytes", "1000000")],
+    );
+    // It is the turn of `b` before that of `tried`.
+    sql.run(
+        "update walrelay.parked set next_at = '2020-01-01'
+         where convert_from(key, 'UTF8') = 'b';
+         update walrelay.parked set asked = case when convert_from(key, 'UTF8') in ('b', 'tried')
+             then 'retry' else 'drop' end",
+    );
+    waiting("a b");
+    world.emit(&sql, "a");
+    world.emit(&sql, "b");
+    waiting("a b a b");
+    relay.kill_hard();
+    holder.run("rollback");
+
+    let mut relay = run().start();
+    eventually("none waits", ARRIVAL, || parked(&sql), String::is_empty);
+    let came = |aggregate: &str| {
+        let records = world.records(0).into_iter();
+        let of_it = records.filter(|record| record.key_text() == aggregate);
+        of_it
+            .map(|record| record.value_text().len() > 200_000)
+            .collect::<Vec<_>>()
+    };
+    // A copy of the first one may be there, and nothing of what was dropped.
+    assert!(
+        [vec![false; 2], vec![false; 3]].contains(&came("a")),
+        "{:?}",
+        came("a")
+    );
+    assert_eq!(came("b"), [true, false]);
+    assert!(came("stored").is_empty(), "it was dropped");
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
