@@ -32,11 +32,12 @@ use crate::upkeep::parked::DROPPED_NAMED_MAX;
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::config::max_attempts;
 use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
-use walrelay_core::event::{Place, RowId, Shown, Via};
+use walrelay_core::event::{RowId, Shown};
 use walrelay_core::failpoint;
-use walrelay_core::parked::{AggregateHead, BEHIND, Limit, ParkedEvent, ParkedRef, ParkedRow};
+use walrelay_core::parked::{AggregateHead, BEHIND, ParkedEvent, ParkedRef, ParkedRow};
 use walrelay_core::parked::{Batch, FailedAgain, Failure};
 use walrelay_core::publisher::parked_index::{Retry, RetryMemory, RetryReport};
+use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
 use walrelay_core::publisher::{Publisher, millis};
 use walrelay_core::sink::Sink;
 
@@ -57,8 +58,8 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Aggregates of one look. A topic that refuses is tried once for them.
 const HEADS_MAX: i64 = 1_000;
-/// Events sent before their acks are waited for.
-const BATCH_EVENTS: i64 = 200;
+/// Events dropped in one transaction.
+const DROPPED_AT_ONCE: i64 = 200;
 /// One event is this many times in memory: from Postgres, as it was parked, as a record, and as the
 /// client's copy.
 const COPIES: usize = 4;
@@ -351,17 +352,6 @@ impl Trouble {
     }
 }
 
-/// The events of an aggregate that are read next.
-#[derive(Clone, Copy)]
-enum NextRead {
-    /// The event of the head alone: a batch is refused as a whole.
-    Event,
-    /// Those behind the events that are done.
-    Batch,
-    /// The first of a batch that cannot be read.
-    OneOfBatch,
-}
-
 const NOTING_A_FAILURE: &str = "noting that it failed again";
 
 /// What to do about an event that cannot be read, where Postgres says no more.
@@ -403,7 +393,7 @@ impl RetryRun<'_> {
             }
             // Aggregates that were blocked come last: they may take their time again.
             due.sort_by_cached_key(|head| self.shared.known.tried.lock().was_blocked(head.id));
-            for mut head in due {
+            for head in due {
                 if self.shared.ends.load(Ordering::Relaxed) {
                     return Ok(());
                 }
@@ -415,8 +405,9 @@ impl RetryRun<'_> {
                     self.drop_asked(Instant::now() + LOOK_INTERVAL).await?;
                     looked = Instant::now();
                 }
-                if let Err(trouble) = self.aggregate(producer, &mut head).await {
-                    self.blocked(&head, trouble).await?;
+                let mut walk = RetryWalk::new(head);
+                if let Err(trouble) = self.aggregate(producer, &mut walk).await {
+                    self.blocked(&walk.head, trouble).await?;
                 }
             }
             let is_refused = !self.refused.is_empty();
@@ -445,9 +436,9 @@ impl RetryRun<'_> {
                 .tried
                 .lock()
                 .paused(Instant::now().into_std());
-            let mut dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
+            let mut dropped = self.marker.dropped(DROPPED_AT_ONCE, &paused).await?;
             // The slot would send another again after a crash, behind later ones of its aggregate.
-            dropped.retain(|(_, waiting, _)| is_stored(waiting.place, &self.stored));
+            dropped.retain(|(_, waiting, _)| is_stored(waiting.place, &self.stored.position));
             if dropped.is_empty() {
                 return Ok(());
             }
@@ -642,57 +633,45 @@ impl RetryRun<'_> {
         Ok(())
     }
 
-    /// Sends the events of an aggregate in their order, until one fails or none is left. `head` is
-    /// the first that is not done.
+    /// Walks through the events of an aggregate.
     async fn aggregate(
         &mut self,
         producer: &mut RetryProducer<'_>,
-        head: &mut AggregateHead,
+        walk: &mut RetryWalk,
     ) -> Result<(), Trouble> {
-        let mut next = NextRead::Event;
         loop {
-            let held = match (self.read(head, next).await, next) {
-                (Ok(held), _) => held,
-                (Err(_), NextRead::Batch) => {
-                    next = NextRead::OneOfBatch;
-                    continue;
-                }
-                // The next pass begins with this event, and names it.
-                (Err(_), NextRead::OneOfBatch) => return Ok(()),
-                (Err(error), NextRead::Event) => {
-                    return Err(Trouble::Own {
-                        doing: "reading it",
-                        row: None,
-                        error,
-                    });
-                }
+            let held = match self.read(walk).await {
+                Ok(held) => held,
+                Err(error) => match walk.unread() {
+                    Some(WalkStep::Read) => continue,
+                    Some(WalkStep::Failed(_) | WalkStep::End) => return Ok(()),
+                    None => {
+                        return Err(Trouble::Own {
+                            doing: "reading it",
+                            row: None,
+                            error,
+                        });
+                    }
+                },
             };
             let [first, ..] = held.as_slice() else {
                 return Ok(());
             };
-            head.id = first.id;
-            if head.key.is_none() {
-                head.key.clone_from(&first.event.key);
-            }
             let (done, refused) = self.send(producer, &held, first).await?;
             // Events before an error are delivered.
-            self.write(head, held.get(..done).unwrap_or_default())
+            self.write(&mut walk.head, held.get(..done).unwrap_or_default())
                 .await?;
             let refusal = refused.map_err(Trouble::Whole)?;
-            match (refusal, held.get(done), held.last()) {
-                (Some(refusal), Some(failed), _) if refusal.is_certain => {
-                    head.id = failed.id;
-                    return self.fail(head, failed, &refusal).await;
+            let is_certain = refusal.as_ref().map(|refusal| refusal.is_certain);
+            match (walk.sent(&held, done, is_certain), &refusal) {
+                (WalkStep::Failed(at), Some(refusal)) => {
+                    let Some(failed) = held.get(at) else {
+                        return Ok(());
+                    };
+                    return self.fail(&walk.head, failed, refusal).await;
                 }
-                (Some(_), Some(failed), _) => {
-                    head.id = failed.id;
-                    next = NextRead::Event;
-                }
-                (_, _, Some(last)) if head.key.is_some() => {
-                    head.id = last.id + 1;
-                    next = NextRead::Batch;
-                }
-                _ => return Ok(()),
+                (WalkStep::Read, _) => {}
+                (WalkStep::Failed(_) | WalkStep::End, _) => return Ok(()),
             }
             if self.shared.ends.load(Ordering::Relaxed) {
                 return Ok(());
@@ -726,32 +705,19 @@ impl RetryRun<'_> {
         Ok((done, ended))
     }
 
-    /// The next events of an aggregate. Either the bus has all of them, which is not in the table
-    /// yet, or none.
-    async fn read(&self, head: &AggregateHead, next: NextRead) -> Result<Vec<ParkedRow>> {
-        let events = match next {
-            NextRead::Event | NextRead::OneOfBatch => 1,
-            NextRead::Batch => BATCH_EVENTS,
-        };
-        let limit = Limit {
-            events,
-            bytes: self.shared.config.sink.max_in_flight_bytes / COPIES,
-        };
-        let mut held = self.marker.held(head, limit).await.map_err(|error| {
+    /// The next events of an aggregate that are sent now.
+    async fn read(&self, walk: &mut RetryWalk) -> Result<Vec<ParkedRow>> {
+        let limit = walk.limit(self.shared.config.sink.max_in_flight_bytes / COPIES);
+        let held = self.marker.held(&walk.head, limit).await;
+        let held = held.map_err(|error| {
             if error.any_remedy().is_none() {
                 error.remedy(unreadable_remedy())
             } else {
                 error
             }
         })?;
-        let first = held.first().map(|held| self.shared.is_acked(held));
-        let goes = |held: &&ParkedRow| {
-            !held.is_dropped
-                && is_stored(held.event.place, &self.stored)
-                && Some(self.shared.is_acked(held)) == first
-        };
-        held.truncate(held.iter().take_while(goes).count());
-        Ok(held)
+        let memory = self.shared.known.tried.lock();
+        Ok(walk.read(held, &self.stored.position, &memory))
     }
 
     /// Writes down that these were delivered, one by one where that fails at once. `head` is the
@@ -926,15 +892,6 @@ impl RetryRun<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether an event is behind the stored position: it does not come again, and so not behind those
-/// that were parked later.
-fn is_stored(place: Place, stored: &Stored) -> bool {
-    let position = &stored.position;
-    place.via != Via::Slot
-        || position.covers(place.commit_lsn)
-        || place.index < position.delivered_of(place.commit_lsn)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::write_back::RowPolicy;
 use crate::config::{CopiedRows, OnError, SlotName};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
+use crate::parked::ParkedEvent;
 use crate::route::Record;
 
 /// What is known of events beside the ledger: their rows, what the bus refused, what is parked,
@@ -126,6 +127,18 @@ impl Judge {
         let place = pending.event.place;
         let record = &pending.record;
         record.with_record(|record| before.judge(place, outbox, record))
+    }
+
+    /// Takes what is parked of an event out of it, where an event of its aggregate is parked since
+    /// it was admitted.
+    pub(super) fn parks_behind(
+        &self,
+        event: &mut InFlight,
+        key: Option<&[u8]>,
+    ) -> Option<Box<ParkedEvent>> {
+        let ParkedEvent { row, place, .. } = &**event.parks.as_ref()?;
+        let is_blocked = self.parking.is_blocked(row.outbox, key, place);
+        event.parks.take_if(|_| is_blocked)
     }
 
     /// The bus refused the record of this event with `error`, which finished the producer. Whether

@@ -25,6 +25,7 @@ pub mod judge;
 pub mod parked_index;
 pub mod pipeline;
 pub mod quarantine;
+pub mod retry_walk;
 mod setup;
 pub mod transaction;
 pub mod write_back;
@@ -52,7 +53,6 @@ use crate::publisher::context::Context;
 use crate::publisher::delivered_before::Verdict as Before;
 use crate::publisher::in_flight::{Instead, Pending};
 use crate::publisher::judge::{Decision, Judge, no_such_outbox};
-use crate::publisher::parked_index::ParkedIndex;
 use crate::publisher::quarantine::Verdict;
 use crate::publisher::transaction::Transaction;
 use crate::publisher::write_back::WriteBacks;
@@ -334,6 +334,12 @@ impl<S: Sink> Publisher<S> {
             }
         }
         pending.unread_tail = None;
+        // An event of its aggregate may be parked since.
+        let key = pending.record.key.as_deref();
+        if let Some(parked) = self.judge.parks_behind(&mut pending.event, key) {
+            let Pending { record, event, .. } = pending;
+            return record.with_record(|record| self.park(*parked, &event, record, None, None));
+        }
         self.offer(pending)
     }
 
@@ -688,15 +694,10 @@ impl<S: Sink> Publisher<S> {
 
     /// A record that was behind a refused one of its key is parked, too, or sent.
     fn go_on(&mut self, ticket: Ticket, record: &OwnedRecord) -> Result<()> {
-        let blocked = |event: &mut Box<InFlight>, parking: &ParkedIndex| {
-            let parks = event.parks.as_ref()?;
-            parking
-                .is_blocked(parks.row.outbox, record.key.as_deref(), &parks.place)
-                .then(|| event.parks.take())?
-        };
         let event = self.ledger.event_mut(ticket).and_then(Option::as_mut);
+        let key = record.key.as_deref();
         if let Some(event) = event
-            && let Some(parked) = blocked(event, &self.judge.parking)
+            && let Some(parked) = self.judge.parks_behind(event, key)
         {
             let event = InFlight {
                 ticket: Some(ticket),

@@ -1,7 +1,7 @@
 //! A model of one topic of three partitions, and of two producers on it: a gapless one, and one of
 //! a bus that refuses each record for itself.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ pub(super) struct Broker {
     pub(super) full: u64,
     /// Records that were refused for themselves.
     pub(super) refused: u64,
+    /// Events that are refused until somebody mends the cause.
+    pub(super) unfit: HashSet<Logged>,
     /// What the producer is told next.
     pub(super) told: Vec<Delivery>,
     /// How much of each log is committed, where producers have transactions.
@@ -84,6 +86,10 @@ fn logged(record: &Record<'_>) -> Logged {
     )
 }
 
+fn unfit() -> Error {
+    Error::new(Kind::Record, "the model refuses it until it is mended")
+}
+
 pub(super) type Shared = Arc<Mutex<Broker>>;
 
 impl Broker {
@@ -106,6 +112,14 @@ impl Broker {
     pub(super) fn passes(&mut self, time: Duration) {
         if let Some(bus) = &mut self.lanes {
             bus.now += time;
+        }
+    }
+
+    /// Nobody knows whether it was taken.
+    fn may_append(&mut self, attempt: &Attempt, random: &mut fastrand::Rng) {
+        let is_fit = !self.unfit.contains(&attempt.record.with_record(logged));
+        if is_fit && random.bool() {
+            self.append(attempt);
         }
     }
 
@@ -152,6 +166,13 @@ impl Broker {
             .map(|(log, length)| &log[..length])
     }
 
+    /// A producer of retries sent these.
+    pub(super) fn took(&mut self, events: &[Logged]) {
+        for event in events {
+            self.log[usize::from(event.0) % PARTITIONS].push(*event);
+        }
+    }
+
     /// The broker takes the oldest record of a partition and says so.
     pub(super) fn ack_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
         let partition = random.usize(0..PARTITIONS);
@@ -160,6 +181,11 @@ impl Broker {
         }
         if let Some(bus) = &mut self.lanes {
             let attempt = bus.take_one(random)?;
+            if self.unfit.contains(&attempt.record.with_record(logged)) {
+                self.refused += 1;
+                let error = unfit();
+                return bus.ended(&attempt, Outcome::Refused { error, after: None });
+            }
             let told = bus.ended(&attempt, Outcome::Acked);
             self.append(&attempt);
             return told;
@@ -195,9 +221,7 @@ impl Broker {
         if random.u8(0..4) == 0 {
             bus.lanes.all_unknown();
             for attempt in std::mem::take(&mut bus.on_their_way) {
-                if random.bool() {
-                    self.append(&attempt);
-                }
+                self.may_append(&attempt, random);
             }
             return None;
         }
@@ -206,9 +230,7 @@ impl Broker {
             let lost = Error::new(Kind::BusUnreachable, "the model loses the connection");
             bus.lanes.unknown(attempt.id, Some(lost), bus.now);
             let told = bus.told();
-            if random.bool() {
-                self.append(&attempt);
-            }
+            self.may_append(&attempt, random);
             return told;
         }
         let kind = random.choice([Kind::Record, Kind::TopicRefused, Kind::BusUnreachable])?;
@@ -231,8 +253,9 @@ impl Broker {
         self.abort();
         if let Some(bus) = &mut self.lanes {
             let gone = std::mem::replace(bus, LaneBus::new(bus.now));
-            let landed = gone.on_their_way.iter().filter(|_| random.bool());
-            landed.for_each(|attempt| self.append(attempt));
+            for attempt in &gone.on_their_way {
+                self.may_append(attempt, random);
+            }
         }
     }
 
@@ -255,6 +278,9 @@ impl Sink for Producer {
             return taken;
         }
         let logged = logged(record);
+        if broker.unfit.contains(&logged) {
+            return Err(EnqueueError::Refused(unfit()));
+        }
         if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;
             return Err(EnqueueError::Full);

@@ -193,8 +193,8 @@ fn messages(
                 message(true, "elsewhere", wal_start, aggregate, version),
             );
         }
-        // The same each time it is sent.
-        let body = match version % 3 {
+        // An aggregate has one outbox.
+        let body = match aggregate % 3 {
             0 => message(true, PREFIX, wal_start, aggregate, version),
             _ => insert(aggregate, version),
         };
@@ -212,7 +212,7 @@ fn relation() -> Vec<u8> {
 }
 
 /// Of two events now and then.
-fn id(aggregate: u8, version: u64) -> String {
+pub(super) fn id(aggregate: u8, version: u64) -> String {
     format!("{aggregate}-{}", version - u64::from(is_id_shared(version)))
 }
 

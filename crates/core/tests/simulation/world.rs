@@ -10,15 +10,19 @@ use std::time::Duration;
 use walrelay_core::config::{
     DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, TransactionConfig,
 };
+use walrelay_core::event::RowId;
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
+use walrelay_core::parked::Batch;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Setup;
+use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::sink::Delivery;
 
 use super::broker::{Broker, Logged, Producer, Shared};
-use super::server::{PREFIX, Sent, Server, Transaction, is_id_shared};
+use super::parked::{Pass, Retried, Tables};
+use super::server::{PREFIX, Sent, Server, Transaction, id, is_id_shared};
 
 /// Which faults the dice may choose.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +63,18 @@ pub(super) struct World {
     storing: Option<Position>,
     pipeline: Option<Pipeline<Producer>>,
     reached: Reached,
+    /// Where rows are marked and events are parked.
+    parks: Option<Parks>,
+    pub(super) retried: Retried,
+}
+
+/// What Postgres has beside the log, and what the relay does there.
+struct Parks {
+    tables: Tables,
+    /// A batch that is being written.
+    writing: Option<Batch>,
+    pass: Option<Pass>,
+    memory: RetryMemory,
 }
 
 /// How often the paths the simulation is for were taken.
@@ -122,6 +138,25 @@ impl World {
             storing: None,
             pipeline: None,
             reached: Reached::default(),
+            parks: None,
+            retried: Retried::default(),
+        }
+    }
+
+    /// The same where events that cannot be delivered are parked, and rows are marked.
+    pub(super) fn that_parks(seed: u64, faults: Faults, lanes: bool) -> Self {
+        let world = match lanes {
+            true => World::on_lanes(seed, faults),
+            false => World::new(seed, faults),
+        };
+        World {
+            parks: Some(Parks {
+                tables: Tables::default(),
+                writing: None,
+                pass: None,
+                memory: RetryMemory::default(),
+            }),
+            ..world
         }
     }
 
@@ -147,6 +182,10 @@ impl World {
 
     fn setup(&self) -> Setup {
         let mut setup = setup();
+        if self.parks.is_some() {
+            setup.delivery.on_error = OnError::Park;
+            setup.outboxes[0].upkeep.mark = Some("published = true".to_owned());
+        }
         if self.is_transactional() {
             let interval = Duration::from_millis(300);
             let timeout = Duration::from_secs(3);
@@ -165,17 +204,23 @@ impl World {
     pub(super) fn step(&mut self) {
         let time = Duration::from_millis(self.random.u64(0..200));
         self.passes(time);
+        if self.parks.is_some() && self.random.u8(0..3) == 0 {
+            self.step_of_parks();
+            self.check_promises();
+            return;
+        }
         match self.random.u32(0..100) {
-            0..12 => self.server.write(&mut self.random),
+            0..12 => self.write(),
             12..16 => self.server.write_elsewhere(&mut self.random),
             16..18 => self.server.checkpoint(),
             18..55 => self.receive(),
             55..75 => self.ack(),
             75..90 => self.store(),
             90..94 => self.confirm(),
-            94 if self.faults.disconnect => self.server.disconnect(),
+            94 if self.faults.disconnect => self.disconnect(),
             95 if self.faults.server_crash => {
                 let before = self.server.confirmed;
+                self.disconnect();
                 self.server.crash();
                 self.reached.slot_went_back += u64::from(self.server.confirmed < before);
             }
@@ -190,6 +235,116 @@ impl World {
         self.check_promises();
     }
 
+    fn write(&mut self) {
+        let before = self.server.log.len();
+        self.server.write(&mut self.random);
+        if self.parks.is_none() {
+            return;
+        }
+        let mut broker = self.broker.lock().unwrap();
+        for event in self.server.log[before..].iter().flat_map(|it| &it.events) {
+            if self.random.u8(0..10) == 0 {
+                broker.unfit.insert(*event);
+            }
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.server.disconnect();
+        self.end_pass();
+    }
+
+    // Marks and parked events.
+
+    fn step_of_parks(&mut self) {
+        match self.random.u8(0..24) {
+            0 => {
+                let mut broker = self.broker.lock().unwrap();
+                broker.unfit.retain(|_| self.random.bool());
+            }
+            1..4 => {
+                let parks = self.parks.as_mut().unwrap();
+                parks.tables.operate(&mut self.random);
+            }
+            4..10 => self.write_back(),
+            _ => self.retry(),
+        }
+    }
+
+    /// A batch that is being written ends, or one that is due begins.
+    fn write_back(&mut self) {
+        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.pipeline) else {
+            return;
+        };
+        let write_backs = &mut pipeline.publisher.write_backs;
+        let Some(batch) = parks.writing.take() else {
+            parks.writing = write_backs.begin(self.random.usize(1..4));
+            return;
+        };
+        let outcome = self.random.u8(0..6);
+        if outcome > 0 {
+            parks.tables.commit(&batch);
+        }
+        if outcome > 1 {
+            write_backs.finish();
+        } else {
+            // It was refused, or nobody knows.
+            write_backs.abandon();
+        }
+    }
+
+    /// A pass of retries begins, or goes on.
+    fn retry(&mut self) {
+        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.pipeline) else {
+            return;
+        };
+        if !self.server.is_connected() {
+            return;
+        }
+        let slot = pipeline.publisher.setup.slot.clone();
+        let parking = &mut pipeline.publisher.judge.parking;
+        let Some(pass) = &mut parks.pass else {
+            if parking.is_any() {
+                let stored = pipeline.confirm.stored_position();
+                let (pass, report) = Pass::begin(&mut parks.tables, stored, &mut self.retried);
+                parks.pass = Some(pass);
+                parking.retried(report, &slot);
+            }
+            return;
+        };
+        let mut broker = self.broker.lock().unwrap();
+        if broker.down {
+            return;
+        }
+        let step = pass.step(
+            &mut parks.tables,
+            &broker.unfit,
+            &mut parks.memory,
+            &mut self.retried,
+            &mut self.random,
+        );
+        broker.took(&step.appended);
+        parking.retried(step.report, &slot);
+        if step.is_over {
+            parks.pass = None;
+        }
+    }
+
+    /// The session of a pass ends.
+    fn end_pass(&mut self) {
+        let Some(parks) = &mut self.parks else {
+            return;
+        };
+        let mut broker = self.broker.lock().unwrap();
+        if let Some(pass) = parks.pass.take() {
+            let landed = pass.gone(&broker.unfit, &mut self.random);
+            broker.took(&landed);
+        }
+        if let Some(batch) = parks.writing.take().filter(|_| self.random.bool()) {
+            parks.tables.commit(&batch);
+        }
+    }
+
     fn passes(&mut self, time: Duration) {
         self.now += time;
         self.broker.lock().unwrap().passes(time);
@@ -198,8 +353,14 @@ impl World {
     /// Faults stop, and everything that was written has to arrive and be confirmed.
     pub(super) fn settle(&mut self) {
         self.broker.lock().unwrap().down = false;
+        self.broker.lock().unwrap().unfit.clear();
         for _ in 0..2_000 {
             self.passes(Duration::from_secs(6));
+            if let Some(parks) = &mut self.parks {
+                parks.tables.retry_all();
+            }
+            self.write_back();
+            self.retry();
             self.receive();
             self.ack();
             self.store();
@@ -211,7 +372,9 @@ impl World {
                 .last()
                 .map_or(Lsn::ZERO, |transaction| transaction.end_lsn);
             let settled = self.pipeline.as_ref().is_some_and(Pipeline::is_settled);
-            if settled && self.server.is_caught_up() && self.server.confirmed >= last {
+            let has_parked = self.parks.as_ref().is_some_and(|it| it.tables.has_parked());
+            let is_caught_up = self.server.is_caught_up() && self.server.confirmed >= last;
+            if settled && is_caught_up && !has_parked {
                 return;
             }
         }
@@ -253,6 +416,10 @@ impl World {
             }
             self.storing = None;
             pipeline.reconnected();
+            if let Some(parks) = &self.parks {
+                pipeline.publisher.begin_look();
+                pipeline.publisher.judge.parking.begin(parks.tables.index());
+            }
         }
         pipeline.publisher.retry_pending().unwrap();
         pipeline.look(self.now, false);
@@ -302,12 +469,18 @@ impl World {
             // The producer is finished. A new one starts behind what was delivered, not behind what
             // was stored.
             let start = pipeline.publisher.ledger.delivered();
+            let write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
+            let mut quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
             let now = self.now;
             self.lose_producer();
             let sink = Producer(Arc::clone(&self.broker));
-            self.pipeline = Some(
-                Pipeline::new(&setup(), start, self.stored, None, sink, now).expect("a pipeline"),
-            );
+            let mut pipeline = Pipeline::new(&self.setup(), start, self.stored, None, sink, now)
+                .expect("a pipeline");
+            pipeline.publisher.write_backs = write_backs.behind(self.stored);
+            if self.parks.is_some() {
+                pipeline.publisher.judge.quarantine = quarantine.take_over();
+            }
+            self.pipeline = Some(pipeline);
         }
     }
 
@@ -319,13 +492,16 @@ impl World {
             self.broker.lock().unwrap().commit();
         }
         self.lose_producer();
+        if let Some(parks) = &mut self.parks {
+            parks.memory = RetryMemory::default();
+        }
     }
 
     fn lose_producer(&mut self) {
         self.broker.lock().unwrap().producer_gone(&mut self.random);
         self.storing = None;
         self.pipeline = None;
-        self.server.disconnect();
+        self.disconnect();
     }
 
     /// A store under way ends, or one that is due begins.
@@ -365,7 +541,18 @@ impl World {
             "P1: confirmed {confirmed} past stored {}",
             self.stored
         );
-        let delivered = self.logged_once();
+        let mut delivered = self.logged_once();
+        if let Some(Parks { tables, .. }) = &self.parks {
+            let is_given =
+                |event: &Logged| delivered.contains(event) || tables.dropped.contains(event);
+            for event in self.server.log.iter().flat_map(|it| &it.events) {
+                let row = row_of(*event);
+                let is_marked = row.is_some_and(|row| tables.is_marked(&row));
+                assert!(!is_marked || is_given(event), "P13: {event:?} is marked");
+            }
+            delivered.extend(tables.parked());
+            delivered.extend(&tables.dropped);
+        }
         for transaction in &self.server.log {
             let owed = match transaction.end_lsn <= self.stored.end_lsn {
                 true => transaction.events.len(),
@@ -377,6 +564,15 @@ impl World {
                     "P1: stored {} past {event:?}, which nobody has",
                     self.stored
                 );
+                if let Some(Parks { tables, .. }) = &self.parks {
+                    let row = row_of(*event);
+                    let is_written = row.is_none_or(|row| tables.is_marked(&row));
+                    assert!(
+                        is_written || tables.parked().contains(event),
+                        "P13: stored {} past {event:?}, which is not marked",
+                        self.stored
+                    );
+                }
             }
         }
     }
@@ -401,19 +597,26 @@ impl World {
             .flat_map(|it| it.events.iter().copied())
             .collect();
         let delivered = self.logged_once();
-        assert_eq!(committed.difference(&delivered).count(), 0, "lost");
+        let dropped = self
+            .parks
+            .as_ref()
+            .map(|parks| parks.tables.dropped.clone());
+        let dropped = dropped.unwrap_or_default();
+        let given: HashSet<Logged> = delivered.union(&dropped).copied().collect();
+        assert_eq!(committed.difference(&given).count(), 0, "lost");
         assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
         for log in self.broker.lock().unwrap().visible() {
             let mut newest: HashMap<u8, u64> = HashMap::new();
+            let mut last: HashMap<u8, u64> = HashMap::new();
             for &(aggregate, version) in log {
-                let last = newest.entry(aggregate).or_default();
-                assert!(
-                    version <= *last + 1,
-                    "P2: {aggregate}-{version} came before {aggregate}-{}",
-                    *last + 1
-                );
-                *last = version.max(*last);
+                let before = newest.entry(aggregate).or_default();
+                let missing =
+                    (*before + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
+                assert_eq!(missing, None, "P2: {aggregate}-{version} came before it");
+                *before = version.max(*before);
+                last.insert(aggregate, version);
             }
+            assert_eq!(last, newest, "P2: the newest event of a key comes last");
         }
         assert!(self.broker.lock().unwrap().is_empty());
     }
@@ -428,6 +631,13 @@ impl World {
             .sum::<usize>()
             - distinct
     }
+}
+
+/// The row of an event that has one to mark, which no other event has.
+fn row_of((aggregate, version): Logged) -> Option<RowId> {
+    let is_alone = !is_id_shared(version) && !is_id_shared(version + 1);
+    let has_row = aggregate % 3 != 0 && is_alone;
+    has_row.then(|| RowId::new(0, std::iter::once(id(aggregate, version).as_bytes())))
 }
 
 fn setup() -> Setup {
