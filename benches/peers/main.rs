@@ -71,6 +71,9 @@ pub(crate) struct Asked {
     /// Who takes part, by name and comma; everybody, where nobody is named.
     #[arg(long, value_delimiter = ',')]
     contestants: Vec<String>,
+    /// Which sinks the bench of that name measures; all of them, where none is named.
+    #[arg(long, value_delimiter = ',')]
+    sinks: Vec<String>,
     /// Where results are kept between runs.
     #[arg(long, default_value = "target/bench")]
     results: PathBuf,

@@ -9,7 +9,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::future::join_all;
+use http_body_util::Full;
+use hyper::{Request, StatusCode};
+use hyper_util::client::legacy;
+use hyper_util::rt::TokioExecutor;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Confirmation, Connection, ConnectionProperties};
@@ -78,7 +83,9 @@ impl Lot {
 }
 
 pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
-    if let Some(nats) = Nats::start() {
+    let is_asked =
+        |lot: &Lot| asked.sinks.is_empty() || asked.sinks.iter().any(|it| it == lot.sink);
+    if let Some(nats) = is_asked(&NATS).then(Nats::start).flatten() {
         nats.add_stream("EVENTS", &["bench.>"], json!({}));
         let settings = format!(
             "nats.servers = \"{}\"\nnats.max_in_flight = {}\n",
@@ -89,7 +96,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
             bare_nats(&address, records)
         });
     }
-    if let Some(rabbitmq) = Rabbitmq::start() {
+    if let Some(rabbitmq) = is_asked(&RABBITMQ).then(Rabbitmq::start).flatten() {
         let address = rabbitmq.address.clone();
         let settings = format!(
             "rabbitmq.servers = \"{address}\"\nrabbitmq.max_in_flight = {}\n",
@@ -100,7 +107,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
             bare_rabbitmq(&address, records)
         });
     }
-    if let Some(postfix) = Postfix::start("") {
+    if let Some(postfix) = is_asked(&SMTP).then(|| Postfix::start("")).flatten() {
         let port = postfix.port;
         let settings = format!(
             "smtp.host = \"127.0.0.1\"\nsmtp.port = {port}\nsmtp.tls = \"off\"\n\
@@ -112,6 +119,9 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
         beside(asked, &SMTP, &settings, found, |records| {
             bare_smtp(port, records)
         });
+    }
+    if !is_asked(&WEBHOOK) {
+        return;
     }
     let url = format!("http://127.0.0.1:{}/", receiver());
     let settings = format!(
@@ -136,11 +146,6 @@ fn beside<F: Future<Output = ()>>(
     found: &mut dyn FnMut(Run),
     bare: impl Fn(Vec<Records>) -> F,
 ) {
-    let is_asked =
-        |name| asked.contestants.is_empty() || asked.contestants.iter().any(|one| one == name);
-    if !is_asked(WALRELAY_NAME) {
-        return;
-    }
     let lab = Lab::without_kafka();
     // Mails have a date.
     load::steady_schema(&lab.sql, ", created_at timestamptz not null default now()");
@@ -296,7 +301,7 @@ async fn bare_nats(address: &str, workers: Vec<Records>) {
     let client = async_nats::connect(address).await.expect("a connection");
     let client = &client;
     let work = workers.into_iter().map(|records| async move {
-        let payload = bytes::Bytes::from(records.payload.clone());
+        let payload = Bytes::from(records.payload.clone());
         for (number, key) in records.keys().enumerate() {
             let id = format!("00000000-0000-0000-0000-{number:012}");
             let mut headers = async_nats::HeaderMap::new();
@@ -393,25 +398,24 @@ async fn reply(stream: &mut Lines, code: &str) {
     }
 }
 
+/// By the client of the sink, with the headers of walrelay.
 async fn bare_webhook(url: &str, workers: Vec<Records>) {
-    let address = url.trim_start_matches("http://").trim_end_matches('/');
+    let client = legacy::Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let client = &client;
     let work = workers.into_iter().map(|records| async move {
-        let stream = tokio::net::TcpStream::connect(address).await;
-        let mut stream = tokio::io::BufReader::new(stream.expect("a connection"));
-        stream.get_ref().set_nodelay(true).expect("a socket");
-        for key in records.keys() {
-            let request = format!(
-                "POST / HTTP/1.1\r\nhost: {address}\r\nkey: {key}\r\ncontent-length: {}\r\n\r\n{}",
-                records.payload.len(),
-                records.payload
-            );
-            stream.write_all(request.as_bytes()).await.expect("it goes");
-            let mut head = String::new();
-            while !head.ends_with("\r\n\r\n") {
-                let read = stream.read_line(&mut head).await.expect("an answer");
-                assert!(read > 0, "closed behind {head:?}");
-            }
-            assert!(head.starts_with("HTTP/1.1 200"), "{head:?}");
+        let payload = Bytes::from(records.payload.clone());
+        for (number, key) in records.keys().enumerate() {
+            let id = format!("00000000-0000-0000-0000-{number:012}");
+            let request = Request::post(url)
+                .header("user-agent", "bench")
+                .header("content-type", "application/json")
+                .header("webhook-id", id.as_str())
+                .header("id", id)
+                .header("walrelay-position", format!("0/{number:X}.{number}"))
+                .header("key", key)
+                .body(Full::new(payload.clone()));
+            let answer = client.request(request.expect("a request")).await;
+            assert_eq!(answer.expect("an answer").status(), StatusCode::OK);
         }
     });
     join_all(work).await;
