@@ -1,13 +1,14 @@
 //! A model of one topic of three partitions, and of two producers on it: a gapless one, and one of
 //! a bus that refuses each record for itself.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::lanes::{Attempt, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
+use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
@@ -31,6 +32,8 @@ pub(super) struct Broker {
     pub(super) full: u64,
     /// Records that were refused for themselves.
     pub(super) refused: u64,
+    /// What was offered for each event.
+    offered: HashMap<Logged, OwnedRecord>,
     /// Events that are refused until somebody mends the cause.
     pub(super) unfit: HashSet<Logged>,
     /// What the producer is told next.
@@ -166,6 +169,20 @@ impl Broker {
             .map(|(log, length)| &log[..length])
     }
 
+    /// Reads the tail of a topic.
+    pub(super) fn read(&self, tail: &mut Tail) {
+        let records = self
+            .log
+            .iter()
+            .flatten()
+            .filter_map(|it| self.offered.get(it));
+        for record in records {
+            if record.topic == tail.topic {
+                record.with_record(|record| tail.take(record));
+            }
+        }
+    }
+
     /// A producer of retries sent these.
     pub(super) fn took(&mut self, events: &[Logged]) {
         for event in events {
@@ -281,6 +298,7 @@ impl Sink for Producer {
         if broker.unfit.contains(&logged) {
             return Err(EnqueueError::Refused(unfit()));
         }
+        broker.offered.insert(logged, OwnedRecord::of(record));
         if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;
             return Err(EnqueueError::Full);

@@ -110,6 +110,11 @@ impl Server {
         });
     }
 
+    /// The end of the log.
+    pub(super) fn end(&self) -> Lsn {
+        Lsn::new(self.wal)
+    }
+
     pub(super) fn disconnect(&mut self) {
         self.connection = None;
     }

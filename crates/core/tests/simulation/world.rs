@@ -14,8 +14,9 @@ use walrelay_core::event::RowId;
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
 use walrelay_core::parked::Batch;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, Position, ServerIdentity};
 use walrelay_core::publisher::Setup;
+use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::sink::Delivery;
@@ -49,6 +50,18 @@ impl Faults {
         relay_kill: true,
         broker_down: true,
     };
+
+    /// Some kinds, others for each seed: a frequent fault can hide what a rare one does.
+    pub(super) fn some(seed: u64) -> Faults {
+        let mut random = fastrand::Rng::with_seed(seed);
+        Faults {
+            disconnect: random.bool(),
+            server_crash: random.bool(),
+            delivery_failure: random.bool(),
+            relay_kill: random.bool(),
+            broker_down: random.bool(),
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -63,6 +76,8 @@ pub(super) struct World {
     storing: Option<Position>,
     pipeline: Option<Pipeline<Producer>>,
     reached: Reached,
+    /// Whether a process that begins looks for what topics have.
+    reads_tails: bool,
     /// Where rows are marked and events are parked.
     parks: Option<Parks>,
     pub(super) retried: Retried,
@@ -86,6 +101,8 @@ pub(super) struct Reached {
     slot_went_back: u64,
     failed_delivery: u64,
     shared_id: u64,
+    /// Events that the topic had, and were not published again.
+    delivered_before: u64,
     /// On a bus that refuses each record for itself.
     refused: u64,
     dead_letters: u64,
@@ -99,6 +116,7 @@ impl Reached {
         self.queue_full += world.broker.lock().unwrap().full;
         self.refused += world.broker.lock().unwrap().refused;
         self.dead_letters += other.dead_letters;
+        self.delivered_before += other.delivered_before;
         self.slot_went_back += other.slot_went_back;
         self.failed_delivery += other.failed_delivery;
         let shared = |transaction: &&Transaction| {
@@ -112,6 +130,10 @@ impl Reached {
 
     pub(super) fn all_of_lanes(&self) -> bool {
         self.refused > 0 && self.dead_letters > 0 && self.queue_full > 0
+    }
+
+    pub(super) fn all_of_tails(&self) -> bool {
+        self.delivered_before > 0
     }
 
     pub(super) fn all(&self) -> bool {
@@ -138,6 +160,7 @@ impl World {
             storing: None,
             pipeline: None,
             reached: Reached::default(),
+            reads_tails: false,
             parks: None,
             retried: Retried::default(),
         }
@@ -176,12 +199,26 @@ impl World {
         }
     }
 
+    /// The same where what topics have is not published again.
+    pub(super) fn that_reads_tails(self) -> Self {
+        World {
+            reads_tails: true,
+            ..self
+        }
+    }
+
     fn is_transactional(&self) -> bool {
         self.broker.lock().unwrap().is_transactional()
     }
 
     fn setup(&self) -> Setup {
         let mut setup = setup();
+        if self.reads_tails {
+            for outbox in &mut setup.outboxes {
+                outbox.route.id_header = Some("id".to_owned());
+                outbox.route.position_header = Some("position".to_owned());
+            }
+        }
         if self.parks.is_some() {
             setup.delivery.on_error = OnError::Park;
             setup.outboxes[0].upkeep.mark = Some("published = true".to_owned());
@@ -399,11 +436,7 @@ impl World {
             let start = self.stored;
             self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
             self.server.disconnect();
-            let sink = Producer(Arc::clone(&self.broker));
-            self.pipeline = Some(
-                Pipeline::new(&self.setup(), start, self.stored, None, sink, self.now)
-                    .expect("a pipeline"),
-            );
+            self.pipeline = Some(self.process(start));
         }
         let pipeline = self.pipeline.as_mut().unwrap();
         if !self.server.is_connected() {
@@ -421,6 +454,7 @@ impl World {
                 pipeline.publisher.judge.parking.begin(parks.tables.index());
             }
         }
+        read_tail(pipeline, &self.broker, &mut self.random);
         pipeline.publisher.retry_pending().unwrap();
         pipeline.look(self.now, false);
         if !pipeline.publisher.has_room() {
@@ -433,6 +467,23 @@ impl World {
                 pipeline.data(wal_start, &body).unwrap();
             }
         }
+    }
+
+    /// The pipeline of a process that begins.
+    fn process(&self, start: Position) -> Pipeline<Producer> {
+        let setup = self.setup();
+        let sink = Producer(Arc::clone(&self.broker));
+        let made = Pipeline::new(&setup, start, self.stored, None, sink, self.now);
+        let mut pipeline = made.expect("a pipeline");
+        let server = origin();
+        let publisher = &mut pipeline.publisher;
+        publisher.set_origin(&server.system_identifier, server.timeline);
+        if self.reads_tails {
+            let until = self.server.end();
+            let before = DeliveredBefore::new(&setup.outboxes, &server, start, until);
+            publisher.judge.before = before.map(Box::new);
+        }
+        pipeline
     }
 
     fn ack(&mut self) {
@@ -498,6 +549,11 @@ impl World {
     }
 
     fn lose_producer(&mut self) {
+        let before = self
+            .pipeline
+            .as_ref()
+            .map(|it| it.publisher.counts.delivered_before);
+        self.reached.delivered_before += before.unwrap_or_default();
         self.broker.lock().unwrap().producer_gone(&mut self.random);
         self.storing = None;
         self.pipeline = None;
@@ -630,6 +686,28 @@ impl World {
             .map(<[Logged]>::len)
             .sum::<usize>()
             - distinct
+    }
+}
+
+/// The tail that is waited for is read, or cannot be.
+fn read_tail(pipeline: &mut Pipeline<Producer>, broker: &Shared, random: &mut fastrand::Rng) {
+    let Some(before) = &mut pipeline.publisher.judge.before else {
+        return;
+    };
+    match before.unread() {
+        Some(mut tail) if random.u8(0..10) > 0 => {
+            broker.lock().unwrap().read(&mut tail);
+            before.read(tail, false);
+        }
+        Some(tail) if random.bool() => before.unreadable(&tail.topic),
+        Some(_) | None => {}
+    }
+}
+
+fn origin() -> ServerIdentity {
+    ServerIdentity {
+        system_identifier: "7".to_owned(),
+        timeline: 1,
     }
 }
 
