@@ -149,6 +149,7 @@ fn config_init_writes_a_file_for_each_bus() {
     for (kind, address) in [
         ("nats", "servers = \"localhost:4222\""),
         ("rabbitmq", "servers = \"localhost:5672\""),
+        ("rabbitmq", "exchange = \"events\""),
         ("webhook", "url = \"http://localhost:8080/{topic}\""),
         ("stdout", "kind = \"stdout\""),
     ] {
@@ -158,7 +159,14 @@ fn config_init_writes_a_file_for_each_bus() {
         assert_eq!(toml.contains("SET THIS"), kind != "stdout", "{toml}");
         seen.check(&toml).succeed();
     }
-    let refused = seen.init().option("--sink", "smtp").output();
+    let help = RelayCommand::new("config").flag("init").flag("--help");
+    let help = help.succeed();
+    assert!(
+        help.contains("- rabbitmq:") && !help.contains("- smtp:"),
+        "{help}"
+    );
+    assert!(help.contains("docs/reference/smtp.md"), "{help}");
+    let refused = seen.init().option("--set", "sink.kind=smtp").output();
     assert_eq!(refused.status.code(), Some(2));
     let told = String::from_utf8_lossy(&refused.stderr);
     assert!(told.contains("docs/reference/smtp.md"), "{told}");
