@@ -102,6 +102,7 @@ pub enum ServerState {
 }
 
 impl ServerState {
+    #[cfg(feature = "rabbitmq")]
     pub(super) fn is_blocked(&self) -> bool {
         matches!(self, ServerState::Blocked(_))
     }
