@@ -3,8 +3,11 @@
 create table {table} (
     id uuid not null primary key default gen_random_uuid(),
     -- This becomes part of a topic's name. The check rejects a row that could not be routed, because such a row would stop the relay.
+    -- Dots separate words, as in a subject of NATS, and no word is empty.
     aggregatetype text not null
-        constraint aggregatetype_fits_a_topic_name check (aggregatetype ~ '^[a-zA-Z0-9._-]{1,200}$'),
+        constraint aggregatetype_fits_a_topic_name check (
+            octet_length(aggregatetype) <= 200 and aggregatetype ~ '^[a-zA-Z0-9_-]+([.][a-zA-Z0-9_-]+)*$'
+        ),
     aggregateid text,
     type text,
     payload jsonb,

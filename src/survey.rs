@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::source::preflight::Finding;
 use walrelay_core::config::OnError;
 use walrelay_core::error::{Error, Errors, Kind, NextCommand, Remedy, Result};
+use walrelay_core::route::OwnedRecord;
 
 /// What Postgres says about the bus.
 #[derive(Debug, Default)]
@@ -20,12 +21,11 @@ pub(crate) struct Seen {
 /// The largest record for a topic, or one that the bus can never take.
 #[derive(Debug, Clone)]
 pub(crate) struct Largest {
+    pub(crate) record: OwnedRecord,
     /// As the bus counts them.
     pub(crate) bytes: usize,
     /// The id of its row.
     pub(crate) row: String,
-    /// Its time, where a column says it.
-    pub(crate) time_ms: Option<i64>,
     /// Whether the bus can take it, as far as its client tells.
     pub(crate) admitted: Result<()>,
 }

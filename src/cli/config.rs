@@ -138,10 +138,19 @@ pub(super) fn one_of<T>() -> impl TypedValueParser<Value = T>
 where
     T: VariantArray + EnumMessage + Into<&'static str> + Copy + Send + Sync + 'static,
 {
+    one_that(|_| true)
+}
+
+/// The same for those that `fits`.
+pub(super) fn one_that<T>(fits: fn(&T) -> bool) -> impl TypedValueParser<Value = T>
+where
+    T: VariantArray + EnumMessage + Into<&'static str> + Copy + Send + Sync + 'static,
+{
     let named = |value: &T| {
         PossibleValue::new((*value).into()).help(value.get_documentation().unwrap_or_default())
     };
-    PossibleValuesParser::new(T::VARIANTS.iter().map(named)).try_map(|name| {
+    let values = T::VARIANTS.iter().filter(|value| fits(value)).map(named);
+    PossibleValuesParser::new(values).try_map(|name| {
         let found = T::VARIANTS
             .iter()
             .find(|value| Into::<&str>::into(**value) == name);

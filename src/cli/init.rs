@@ -31,7 +31,7 @@ pub(crate) struct InitArgs {
     #[serde(flatten)]
     pub relay: RelaySettings,
     /// The destination of the records
-    #[arg(long, value_name = "SINK", value_parser = config::one_of::<SinkKind>())]
+    #[arg(long, value_name = "SINK", value_parser = config::one_that(may_begin))]
     pub sink: Option<SinkKind>,
     #[command(flatten)]
     #[serde(skip)]
@@ -48,7 +48,8 @@ Examples:
 
 The command reads the table's description, and no row. The file has the reason for each guess. \
 Standard error has a line for each column, and warns of what setup refuses. Correct the file, and \
-continue with walrelay setup, config check and run.
+continue with walrelay setup, config check and run. For mails, begin with the example of \
+docs/reference/smtp.md: no table says where their addresses are.
 
 Exit codes:
   0   the file is written
@@ -126,10 +127,15 @@ fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
     ))
 }
 
+/// Whether a file for this kind of sink can be made of a table.
+fn may_begin(sink: &SinkKind) -> bool {
+    !sink.bus().example.is_empty()
+}
+
 fn known(settings: &Settings) -> Result<Known> {
     let sink = settings.model().sink.kind;
     let bus = sink.bus();
-    if bus.example.is_empty() {
+    if !may_begin(&sink) {
         let kind: &str = sink.into();
         let cause = format!(
             "config init writes no file for {}: no table says how its records begin",
@@ -158,6 +164,7 @@ fn known(settings: &Settings) -> Result<Known> {
         slot: slot.map(|slot| slot.to_string()),
         publication: text("slot.publication"),
         address: text(bus.address).filter(|_| !URLS.contains(&bus.address)),
+        place: bus.place.and_then(|place| text(place.key)),
         sink,
         ..Known::default()
     })

@@ -278,6 +278,15 @@ Each command's own --help has more.";
 /// Those of the command. A closed standard output ends it without an error.
 pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
     let flags = relay_flags(typed);
+    // A relay knows more of itself once it has read its configuration.
+    if !matches!(cli.command, Command::Run(_)) {
+        Given {
+            flags: flags.clone(),
+            takes,
+            placeholders: Vec::new(),
+        }
+        .set_for_process();
+    }
     let complete = |next| with_flags(next, &flags);
     match done(&cli.command, &complete, &flags).await {
         Ok(()) | Err(Failure::PipeClosed) => Ok(0),

@@ -464,7 +464,7 @@ fn in_use(slot: &SlotName) -> Error {
         format!("slot {slot} is in use, and Postgres gives a slot to one session at a time");
     Error::new(Kind::SlotActive, cause).remedy(
         Remedy::from(NextCommand::new("status").option("slot", slot))
-            .and(" and the metrics of the relay show its lag; ")
+            .and(" shows the lag of the relay; ")
             .and(NextCommand::new("tail").option("slot", slot).flag("follow"))
             .and(" prints what commits from now on, beside the relay; or stop the relay first"),
     )

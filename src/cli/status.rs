@@ -17,6 +17,7 @@ use crate::cli::output::{
     Outcome, Output, clear_screen, labelled, or_dash, print, print_line, print_to_reader,
 };
 use crate::cli::parked::table::ParkedCount;
+use crate::config::SinkKind;
 use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
@@ -168,6 +169,8 @@ struct Checked {
     limits: Limits,
     /// The address of the relay's metrics, if the configuration has it.
     http: Option<SocketAddr>,
+    /// The kind of the bus, if the configuration tells it.
+    sink: Option<SinkKind>,
 }
 
 impl Checked {
@@ -180,6 +183,7 @@ impl Checked {
             slot,
             limits: args.limits,
             http: settings.model().http.listen,
+            sink: settings.sink(),
         })
     }
 
@@ -206,6 +210,7 @@ impl Checked {
         let Checked { session, slot, .. } = self;
         let mut report: Report = look(session, slot).await?;
         report.parked = ParkedCount::read(session, slot, None).await?;
+        report.sink = self.sink;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
             let cause = format!("slot {slot} does not exist, and no relay reads its table");
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(
@@ -241,6 +246,8 @@ struct Report {
     /// `pgoutput`, or the wrong plugin.
     plugin: Option<String>,
     database: Option<String>,
+    /// The `sink.kind` of this command's configuration, if that tells it.
+    sink: Option<SinkKind>,
     #[serde(flatten)]
     relay: Sessions,
     #[serde(flatten)]
@@ -543,7 +550,7 @@ impl Report {
             ("readiness", self.asked.readiness()),
             ("judged by", or_dash(self.asked.judged_by.as_deref())),
             ("intake", self.asked.intake()),
-            ("bus", self.asked.bus()),
+            ("bus", self.bus()),
             ("parked", self.parked_text()),
             ("last heard", wal.last_reply(relay.active)),
             ("confirmed", or_dash(wal.confirmed_lsn)),
@@ -570,15 +577,22 @@ impl Report {
         labelled(rows)
     }
 
+    /// Its kind, and what the relay says of it.
+    fn bus(&self) -> String {
+        let state = self.asked.bus();
+        match self.sink {
+            Some(kind) => format!("{}, {state}", Into::<&str>::into(kind)),
+            None => state,
+        }
+    }
+
     fn parked_text(&self) -> String {
         match (self.parked.events, self.parked.oldest_seconds) {
             (Some(0), _) => "none".to_owned(),
             (Some(events), Some(oldest)) => {
                 let events = counted(u64::try_from(events).unwrap_or_default(), "event");
-                format!(
-                    "{events}, the oldest for {} (walrelay parked list)",
-                    seconds_text(oldest)
-                )
+                let list = NextCommand::new("parked list").option("slot", &self.slot);
+                format!("{events}, the oldest for {} ({list})", seconds_text(oldest))
             }
             (events, _) => or_dash(events),
         }
@@ -1106,7 +1120,7 @@ mod tests {
         judged by   -
         intake      closed: sink.max_in_flight_bytes is reached
         bus         connected
-        parked      5 events, the oldest for 3 min (walrelay parked list)
+        parked      5 events, the oldest for 3 min (walrelay parked list --slot orders)
         last heard  1.5 s ago
         confirmed   0/2000000
         current     0/2100000
@@ -1155,6 +1169,10 @@ mod tests {
             ),
             (json!({"bus": null}), "bus         not known\n"),
             (
+                json!({"bus": null, "sink": "null"}),
+                "bus         null, not known\n",
+            ),
+            (
                 json!({"ready": false, "ready_detail": "told to stop"}),
                 "readiness   not ready: told to stop\n",
             ),
@@ -1171,7 +1189,7 @@ mod tests {
     #[test]
     fn the_json_keys_keep_their_order_and_unknown_values_are_null() {
         let json = json_line(&report(json!({}))).unwrap();
-        let keys = "slot healthy problems kind plugin database active pid application client \
+        let keys = "slot healthy problems kind plugin database sink active pid application client \
                     table_reader_pid \
              stand_by_pids guarantee ready ready_detail judged_by intake intake_detail bus \
              parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \

@@ -242,7 +242,14 @@ impl Settings {
         let source = errors.keep(self.source());
         let address = sink.kind.bus().address;
         if sink.kind.capabilities().delivers {
-            errors.keep(self.base.required(address, self.get(address)));
+            let given = self.base.required(address, self.get(address));
+            errors.keep(given.map_err(|error| match self.get("sink.kind") {
+                Some(_) => error,
+                None => error.remedy(format!(
+                    "set {}; for another sink than Kafka set WALRELAY_SINK or `kind` in [sink]",
+                    how_to_set(address)
+                )),
+            }));
         }
         let kafka = errors.or_default(self.kafka(&outboxes));
         let nats = errors.or_default(nats(&self.base));
@@ -272,6 +279,15 @@ impl Settings {
         };
         self.validate(&config)?;
         Ok(config)
+    }
+
+    /// The kind of the bus, if it is set, or its address is.
+    pub(crate) fn sink(&self) -> Option<SinkKind> {
+        let kind = self.base.model.sink.kind;
+        let told = self
+            .get("sink.kind")
+            .or_else(|| self.get(kind.bus().address));
+        told.map(|_| kind)
     }
 
     pub(crate) fn database(&self) -> Result<ConnInfo> {
@@ -1080,6 +1096,17 @@ mod tests {
                 "w.toml:5: outbox.retention is set, and outbox.delete, too",
                 "kafka.brokers is not set",
             ]
+        );
+        let no_bus = |kind: &str| {
+            let text = format!("database.url = 'postgres://u@h/d'\nslot.name = 'a'\n{kind}");
+            let error = Settings::of(&text).unwrap().config(false).unwrap_err();
+            error.what_to_do().unwrap()
+        };
+        let other = "; for another sink than Kafka set WALRELAY_SINK or `kind` in [sink]";
+        assert!(no_bus("").ends_with(other));
+        assert!(
+            no_bus("sink.kind = 'kafka'")
+                .ends_with("`brokers` in [kafka] of the configuration file")
         );
     }
 

@@ -32,6 +32,9 @@ pub struct Bus {
     pub address: &'static str,
     /// An address for a file to begin with; empty where it takes more than that to begin.
     pub example: &'static str,
+    /// The key of the configuration with the place there that records go to, and an example; none
+    /// where the topic alone tells it.
+    pub place: Option<Place>,
     /// The remedy where nobody answers there.
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
@@ -42,6 +45,17 @@ pub struct Bus {
     pub create_topic: &'static str,
     /// The names of topics that it takes.
     pub topics: TopicRule,
+}
+
+/// See [`Bus::place`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The key.
+    pub key: &'static str,
+    /// A value for a file to begin with.
+    pub example: &'static str,
+    /// What the value is.
+    pub what: &'static str,
 }
 
 impl Bus {
@@ -131,6 +145,7 @@ const fn local(name: &'static str) -> Bus {
         name,
         address: "sink.kind",
         example: name,
+        place: None,
         reach: "start the relay again",
         stalled: "see who reads the output",
         refuses_each: false,
@@ -146,6 +161,7 @@ kinds! {
         name: "Kafka",
         address: "kafka.brokers",
         example: "localhost:9092",
+        place: None,
         reach: "check that the brokers run, that `brokers` and their advertised.listeners lead \
                 there from here, and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a \
@@ -168,6 +184,7 @@ kinds! {
         name: "NATS",
         address: "nats.servers",
         example: "localhost:4222",
+        place: None,
         reach: "check that the servers run, and that nats.servers leads there from here",
         stalled: "see whether each stream has a leader and room: nats stream report",
         refuses_each: true,
@@ -180,6 +197,11 @@ kinds! {
         name: "RabbitMQ",
         address: "rabbitmq.servers",
         example: "localhost:5672",
+        place: Some(Place {
+            key: "rabbitmq.exchange",
+            example: "events",
+            what: "the exchange that queues are bound to; without it the topic is a queue's name",
+        }),
         reach: "check that the servers run, and that rabbitmq.servers leads there from here",
         stalled: "see whether the servers have memory and disk: rabbitmq-diagnostics \
                   check_local_alarms; and whether each queue has a leader and room: rabbitmqctl \
@@ -195,6 +217,7 @@ kinds! {
         name: "the mail server",
         address: "smtp.host",
         example: "",
+        place: None,
         reach: "check that the mail server runs, and that smtp.host and smtp.port lead to it from \
                 here",
         stalled: "see the mail server's log: it answers slowly, or takes no mail",
@@ -208,6 +231,7 @@ kinds! {
         name: "the receiver",
         address: "webhook.url",
         example: "http://localhost:8080/{topic}",
+        place: None,
         reach: "check that the receiver runs, and that webhook.url leads to it from here",
         stalled: "see the receiver's log: it answers slowly, or not with 2xx",
         refuses_each: true,

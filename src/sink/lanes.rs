@@ -19,6 +19,7 @@ use crate::sink::connection::Tracker;
 use crate::sink::kafka::producer::Producer;
 use crate::sink::{Admission, BusChecks, BusHandle, BusSink, ReadTopics, SinkHandle};
 use crate::survey::{BUS, Largest, Seen, Survey, TOPIC};
+use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Disposition, Error, Kind, Result};
 use walrelay_core::lanes::{AttemptId, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
@@ -56,12 +57,26 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
     /// Errors: the bus can never take this record. Nothing is sent of it.
     fn check(&self, record: &Record<'_>) -> Result<()>;
 
+    /// Errors: no record can have this topic.
+    fn check_topic(&self, _topic: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// `value` is none where records differ in it. Errors: no record can have this header.
+    fn check_header(&self, name: &str, value: Option<&[u8]>) -> Result<()>;
+
     /// Finds out whether the bus answers. Sends no record. Bounds the time by itself.
     fn probe(&self) -> impl Future<Output = Result<(), Away>> + Send;
 
     /// What the bus says without being asked, where it says anything.
     fn watch_server(&self) -> watch::Receiver<ServerState> {
         watch::channel(ServerState::Ready).1
+    }
+
+    /// The size of a record beside the limit that the present server tells, after a probe that was
+    /// answered; none where it tells none. Errors: the server does not take the record.
+    fn size(&self, _: &OwnedRecord) -> impl Future<Output = Result<Option<String>>> {
+        std::future::ready(Ok(None))
     }
 
     /// Looks for what records of these topics need there, after a probe that was answered. Creates
@@ -87,6 +102,7 @@ pub enum ServerState {
 }
 
 impl ServerState {
+    #[cfg(feature = "rabbitmq")]
     pub(super) fn is_blocked(&self) -> bool {
         matches!(self, ServerState::Blocked(_))
     }
@@ -208,7 +224,7 @@ pub struct LaneSink<B> {
 
 impl<B: LaneBus> LaneSink<B> {
     fn make(config: &Config, is_quiet: bool) -> Result<LaneSink<B>> {
-        let bus = B::new(config)?;
+        let bus = made::<B>(config)?;
         let lanes = Lanes::new(bus.sent_max(), config.sink.max_in_flight_events);
         let life = Life {
             tracker: Tracker::new(B::KIND.bus(), is_quiet),
@@ -354,7 +370,8 @@ impl<B: LaneBus> LaneSink<B> {
         if error.kind().disposition() == Disposition::Retry && !is_told {
             self.told_delay_at = Some(now);
             tracing::warn!(event = "record_delayed", %error, fix = error.what_to_do(),
-                "{} does not take a record now; others go on", B::KIND.bus().name);
+                "{} does not take a record now; it waits, with the later ones of its key",
+                B::KIND.bus().name);
         }
     }
 
@@ -514,6 +531,37 @@ impl<B: LaneBus> BusSink for LaneSink<B> {
     }
 }
 
+/// The client. Errors: the settings make none, or the bus can never take what they give each
+/// record.
+fn made<B: LaneBus>(config: &Config) -> Result<B> {
+    let bus = B::new(config)?;
+    for OutboxConfig { source, route, .. } in &config.outboxes {
+        let of = |key: &str, checked: Result<()>| {
+            checked.map_err(|error| {
+                let key = format_args!("{key} of {source}");
+                error.with_kind(Kind::Config).about(key)
+            })
+        };
+        if let Some(topic) = route.topic.constant() {
+            of("route.topic", bus.check_topic(&topic))?;
+        }
+        for (key, name) in [
+            ("route.id_header", &route.id_header),
+            ("route.position_header", &route.position_header),
+        ] {
+            if let Some(name) = name {
+                of(key, bus.check_header(name, None))?;
+            }
+        }
+        for (name, template) in &route.headers {
+            let value = template.constant();
+            let checked = bus.check_header(name, value.as_deref().map(str::as_bytes));
+            of(&format!("route.headers.{name}"), checked)?;
+        }
+    }
+    Ok(bus)
+}
+
 /// Probes a bus, and waits no longer than `limit` for it.
 async fn probed<B: LaneBus>(bus: &B, limit: Duration) -> Result<(), Away> {
     let name = B::KIND.bus().name;
@@ -536,7 +584,7 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
     }
 
     fn admission(&self, config: &Config) -> Result<Admission> {
-        let bus = B::new(config)?;
+        let bus = made::<B>(config)?;
         Ok(Box::new(move |record| bus.check(record)))
     }
 
@@ -551,39 +599,149 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
         survey: &'a mut Survey<'_>,
     ) -> LocalBoxFuture<'a, Option<String>> {
         Box::pin(async move {
-            let Bus { name, reach, .. } = B::KIND.bus();
-            for (topic, largest) in &seen.topics {
-                let Some(Largest { row, admitted, .. }) = largest else {
-                    continue;
-                };
-                let admitted = admitted.clone().map_err(|error| error.of_row(row));
-                let fits = format!("that of row {row} is fit for {name}, its limits of size aside");
-                survey.of_rows("record", topic, admitted, config.delivery.on_error, &fits);
-            }
-            let address = config.bus_address().unwrap_or_default();
-            let asked = match B::new(config) {
-                Ok(bus) => {
-                    let answered = probed(&bus, ANSWER_LIMIT).await;
-                    answered
-                        .map_err(|away| away.into_error(reach))
-                        .map(|()| bus)
-                }
-                Err(error) => Err(error),
-            };
-            match asked {
-                Ok(bus) => {
-                    survey.ok(BUS, address, format!("{name} answers"));
-                    let topics: Vec<&str> = seen.topics.keys().map(String::as_str).collect();
-                    for Place { name, found } in bus.places(&topics).await {
-                        match found {
-                            Ok(found) => survey.ok(TOPIC, name, found),
-                            Err(error) => survey.wrong(TOPIC, name, &error),
-                        }
-                    }
-                }
-                Err(error) => survey.wrong(BUS, address, &error),
-            }
+            look::<B>(config, seen, survey).await;
             None
         })
+    }
+}
+
+async fn look<B: LaneBus>(config: &Config, seen: &Seen, survey: &mut Survey<'_>) {
+    let Bus { name, reach, .. } = B::KIND.bus();
+    let bus = match made::<B>(config) {
+        Ok(bus) => bus,
+        Err(error) => return survey.wrong("configuration", "", &error),
+    };
+    let address = config.bus_address().unwrap_or_default();
+    let answered = probed(&bus, ANSWER_LIMIT).await;
+    for (topic, largest) in &seen.topics {
+        let Some(Largest {
+            row,
+            record,
+            admitted,
+            ..
+        }) = largest
+        else {
+            continue;
+        };
+        let judged = match admitted {
+            Ok(()) if answered.is_ok() => bus.size(record).await,
+            admitted => admitted.clone().map(|()| None),
+        };
+        let fits = match &judged {
+            Ok(Some(size)) => format!("that of row {row} is fit for {name}: {size}"),
+            _ => format!("that of row {row} is fit for {name}, its limits of size aside"),
+        };
+        let judged = judged.map(drop).map_err(|error| error.of_row(row));
+        survey.of_rows("record", topic, judged, config.delivery.on_error, &fits);
+    }
+    match answered.map_err(|away| away.into_error(reach)) {
+        Ok(()) => survey.ok(BUS, address, format!("{name} answers")),
+        Err(error) => return survey.wrong(BUS, address, &error),
+    }
+    let topics: Vec<&str> = seen.topics.keys().map(String::as_str).collect();
+    for Place { name, found } in bus.places(&topics).await {
+        match found {
+            Ok(found) => survey.ok(TOPIC, name, found),
+            Err(error) => survey.wrong(TOPIC, name, &error),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(all(
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "smtp",
+    feature = "webhook"
+))]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+    use crate::sink::{AnySink, checks};
+
+    /// With these lines more, of which a mail has its recipient and its author.
+    fn config(kind: &str, lines: &str) -> Config {
+        let of_mails = match kind {
+            "smtp" => "smtp.from = 'a@b.c'\nroute.timestamp = 'at'\nroute.headers.To = '{to}'\n",
+            _ => "",
+        };
+        let text = format!(
+            "database.url = 'postgres://u@h/d'\nslot.name = 's'\nsink.kind = '{kind}'\n\
+             nats.servers = '127.0.0.1:1'\nrabbitmq.servers = '127.0.0.1:1'\n\
+             webhook.url = 'http://127.0.0.1:1/'\nsmtp.host = '127.0.0.1'\n\
+             delivery.on_error = 'park'\n{of_mails}{lines}"
+        );
+        Settings::of(&text).unwrap().config(false).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_a_bus_can_take_of_no_event_is_refused_at_the_start_with_its_key() {
+        let long = format!("route.headers.type = '{}'", "x".repeat(256));
+        let rabbitmq = [
+            "route.headers.CC = 'q'",
+            "route.headers.bcc = '{type}'",
+            "route.id_header = 'CC'",
+            "route.topic = 'amq.gen'",
+            &long,
+        ];
+        let nats = [
+            "route.headers.Nats-Rollup = '{type}'",
+            "route.headers.x = \"a\\nb\"",
+            "route.topic = 'a..b'",
+        ];
+        let webhook = [
+            "route.headers.Host = '{type}'",
+            "route.headers.x = \"a\\nb\"",
+            "route.id_header = 'webhook-id'",
+        ];
+        let smtp = [
+            "route.headers.Sender = '{type}'",
+            "route.headers.eventType = '{type}'",
+            "route.headers.X- = '{type}'",
+            "route.headers.Cc = 'nobody'",
+            "route.headers.Subject = \"a\\nb\"",
+            "route.headers.from = '{type}'",
+            "route.headers.Subject = '{type}'\nsmtp.value = 'message'",
+        ];
+        let of = [
+            ("rabbitmq", &rabbitmq[..]),
+            ("nats", &nats),
+            ("webhook", &webhook),
+            ("smtp", &smtp),
+        ];
+        for (kind, lines) in of
+            .iter()
+            .flat_map(|(kind, each)| each.iter().map(|lines| (*kind, *lines)))
+        {
+            let config = config(kind, lines);
+            let checked = checks(config.sink.kind).admission(&config).err();
+            let started = AnySink::connect(&config).err();
+            for error in [checked, started] {
+                let error = error.unwrap_or_else(|| panic!("{kind} {lines}"));
+                assert_eq!(error.kind(), Kind::Config, "{kind} {lines}");
+                let key = lines.split(" = ").next().unwrap();
+                let start = format!("{key} of public.outbox: ");
+                assert!(error.to_string().starts_with(&start), "{kind}: {error}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_bus_can_take_of_some_event_is_no_fault_of_the_settings() {
+        for (kind, lines) in [
+            ("rabbitmq", "route.headers.type = '{type}'"),
+            ("nats", "route.headers.x = '{type}'\nroute.topic = 'a.b'"),
+            ("webhook", "route.headers.ce-type = '{type}'"),
+            (
+                "smtp",
+                "route.headers.Subject = '{type}'\nroute.headers.X-Shop = 'a'",
+            ),
+        ] {
+            let config = config(kind, lines);
+            assert!(
+                checks(config.sink.kind).admission(&config).is_ok(),
+                "{kind}"
+            );
+        }
     }
 }

@@ -237,11 +237,12 @@ pub(crate) trait BusChecks: Sync {
     /// Adds the checks of the bus. Gives the id of the cluster, if a server tells.
     fn survey<'a>(
         &self,
-        _: &'a Config,
+        config: &'a Config,
         _: &'a Seen,
         survey: &'a mut Survey<'_>,
     ) -> LocalBoxFuture<'a, Option<String>> {
-        survey.ok(BUS, "", "not asked: sink.kind is not kafka");
+        let kind: &str = config.sink.kind.into();
+        survey.ok(BUS, "", format!("none to ask: sink.kind is {kind}"));
         Box::pin(async { None })
     }
 }

@@ -69,10 +69,9 @@ pub(crate) fn reconcile(
     let from_slot = Position::at(slot.confirmed_flush);
     let Some(stored) = stored else {
         let note = format!(
-            "no position is stored for slot {}: starting where the slot was last confirmed, {}; \
-             rows that were in the table \
-             before it are not relayed, unless --backlog says so the first time; `{}` publishes \
-             them later",
+            "no position is stored for slot {}: starting where the slot was last confirmed, {}; if \
+             the table had rows before it, they are not relayed, unless --backlog says so the \
+             first time; `{}` publishes them later",
             slot.name,
             slot.confirmed_flush,
             NextCommand::new("replay")

@@ -13,8 +13,8 @@ use sha2::{Digest, Sha256};
 pub(crate) use guess::{ColumnUse, ordering};
 use guess::{Guess, Guesses, Missing, Role};
 
-use crate::config::SinkKind;
 use crate::config::model::tables;
+use crate::config::{Place, SinkKind};
 use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::TableName;
 use walrelay_core::config::draft::Draft;
@@ -34,6 +34,8 @@ pub(crate) struct Known {
     pub sink: SinkKind,
     /// Where its bus is: `Bus::address`.
     pub address: Option<String>,
+    /// Where its records go there: `Bus::place`.
+    pub place: Option<String>,
     pub refused: Option<String>,
     /// Why `setup --add-xid-column` does, if it does.
     pub no_xid_column: Option<String>,
@@ -160,6 +162,12 @@ fn sink(draft: &mut Draft, known: &Known) {
             );
             draft.set(bus.address, bus.example);
         }
+    }
+    if let Some(Place { key, example, what }) = bus.place {
+        if known.place.is_none() {
+            draft.note(key, &format!("SET THIS: {what}."));
+        }
+        draft.set(key, known.place.as_deref().unwrap_or(example));
     }
 }
 

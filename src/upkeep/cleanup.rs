@@ -719,7 +719,7 @@ pub(crate) async fn published_of(
 fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
     const RELAY: &str =
         "let `walrelay run` relay for a moment: what it stores then is about this server";
-    let mismatch = |cause: String, remedy: &str| {
+    let mismatch = |cause: String, remedy: Remedy| {
         let cause = format!("which rows are published is not known: {cause}");
         Err(Error::new(Kind::PositionMismatch, cause).remedy(remedy))
     };
@@ -734,7 +734,7 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
                 "what is stored is about another server ({})",
                 server.system_identifier
             ),
-            RELAY,
+            RELAY.into(),
         );
     }
     if here.timeline != server.timeline {
@@ -742,32 +742,33 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
             "what is stored is about timeline {}, the server is on {}",
             server.timeline, here.timeline
         );
-        return mismatch(cause, RELAY);
+        return mismatch(cause, RELAY.into());
     }
     if here.wal_end < stored.position.end_lsn {
         let cause = format!(
             "the server is at {}, behind what is stored ({})",
             here.wal_end, stored.position.end_lsn
         );
-        return mismatch(cause, RELAY);
+        return mismatch(cause, RELAY.into());
     }
     if !stored.table_oids.contains(&table_oid) {
         let cause = format!("what is stored is not about the table with OID {table_oid}");
         return mismatch(
             cause,
-            "let `walrelay run` relay this table first; a recreated table is another one",
+            "let `walrelay run` relay this table first; a recreated table is another one".into(),
         );
     }
     if stored.catch_up.is_some() {
         let cause = "rows are still being read from the table".to_owned();
         return mismatch(
             cause,
-            "let `walrelay run` finish reading them, see `walrelay status`",
+            Remedy::from("let `walrelay run` finish reading them, see ")
+                .and(NextCommand::new("status")),
         );
     }
     match stored.published {
         Some(published) => Ok(published),
-        None => mismatch("what is stored does not say".to_owned(), RELAY),
+        None => mismatch("what is stored does not say".to_owned(), RELAY.into()),
     }
 }
 

@@ -435,19 +435,26 @@ fn doctor_names_the_stream_of_each_topic_or_why_there_is_none() {
         return;
     };
     let world = world();
-    world.emit(&world.sql(), "a");
     let doctor = |lines: &str| {
         let servers = format!("[nats]\nservers = \"{}\"\n{lines}", nats.address);
         let doctor = world.command("doctor").option("--sink", "nats");
         Checks::of(&doctor.config_file(&servers))
     };
     let admin = "user = \"admin\"\npassword = \"admin\"\n";
+    let other = format!("{admin}stream = \"OTHER\"\n");
+    let cause = "nats.stream is OTHER: stream not found";
+    doctor(&other).has("topic", "wrong", cause, "nats stream add OTHER");
+    nats.add_stream("OTHER", &["other"], json!({}));
+    doctor(&other).has("topic", "ok", "the stream exists", "");
+    let as_relay = "user = \"relay\"\npassword = \"canary\"\nstream = \"OTHER\"\n";
+    let unasked = "may not publish to $JS.API.STREAM.INFO.OTHER";
+    doctor(as_relay).has("topic", "ok", unasked, "");
+    world.emit(&world.sql(), "a");
     let checks = doctor(admin);
     checks.has("topic", "wrong", "no stream takes it", "nats stream add");
     assert_eq!(Some(checks.code), BUS_REFUSED);
     nats.add_stream(STREAM, &ALL, json!({}));
     doctor(admin).has("topic", "ok", "stream EVENTS has this subject", "");
-    let other = format!("{admin}stream = \"OTHER\"\n");
     let cause = "stream EVENTS takes it, and nats.stream is OTHER";
     doctor(&other).has("topic", "wrong", cause, "correct nats.stream");
     let unasked = "may not publish to $JS.API.STREAM.NAMES";

@@ -20,6 +20,43 @@ fn objects(world: &World) -> i64 {
     ))
 }
 
+/// A name that is no subject of NATS would be parked there, each time.
+#[test]
+fn the_table_that_setup_creates_takes_only_types_that_make_a_topic_of_each_bus() {
+    let world = World::bare(Postgres::shared(), "");
+    let sql = world.sql();
+    sql.run("drop table outbox");
+    let setup = world.command("setup").option("--mode", "poll");
+    setup.flag("--create-table").succeed();
+    let insert = |kind: &str| {
+        sql.try_run(&format!(
+            "insert into outbox (aggregatetype, aggregateid) values ('{kind}', 'a')"
+        ))
+    };
+    for kind in ["order", "Order.v1", "a-b_c.d"] {
+        assert!(insert(kind).is_ok(), "{kind}");
+    }
+    for kind in [
+        "",
+        "a..b",
+        ".a",
+        "a.",
+        ".",
+        "a b",
+        "a*",
+        "a\n",
+        &"x".repeat(201),
+    ] {
+        let refused = insert(kind).unwrap_err();
+        let constraint = refused.as_db_error().and_then(|error| error.constraint());
+        assert_eq!(
+            constraint,
+            Some("aggregatetype_fits_a_topic_name"),
+            "{kind:?}"
+        );
+    }
+}
+
 #[test]
 fn a_dry_run_of_teardown_prints_a_script_that_drops_slot_and_publication() {
     let world = World::new();

@@ -393,14 +393,16 @@ impl NextCommand {
         self
     }
 
-    /// Puts the flags that the command lacks in front of its own; `--set` can be repeated.
+    /// Puts the flags that the command lacks in front of its own; `--set` can be repeated, with
+    /// another value.
     #[must_use]
     pub fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
         let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
-        let missing: Vec<_> = flags
-            .into_iter()
-            .filter(|flag| flag.name == "set" || !has(flag.name))
-            .collect();
+        let lacks = |flag: &Flag| match flag.name {
+            "set" => !self.flags.contains(flag),
+            name => !has(name),
+        };
+        let missing: Vec<_> = flags.into_iter().filter(lacks).collect();
         self.flags.splice(..0, missing);
         self
     }

@@ -509,11 +509,8 @@ fn judge_rows(
                 &format!("{column}; or set outbox.pending and outbox.mark, or outbox.delete"),
             ));
         } else {
-            plan.warnings.push(format!(
-                "{}. walrelay setup --slot {} with {column}",
-                without_transaction(table),
-                wanted.source.slot
-            ));
+            plan.warnings
+                .push(format!("{}; {column}", without_transaction(table)));
         }
     }
     if wanted.polls() && !facts.may_select {

@@ -31,7 +31,7 @@ use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::parked::Parking;
 use walrelay_core::printable::counted;
-use walrelay_core::route::Record;
+use walrelay_core::route::{OwnedRecord, Record};
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
@@ -485,9 +485,9 @@ async fn rows(
         let id = row.first().cloned().flatten().unwrap_or_default();
         let largest = |record: &Record<'_>| {
             let found = Largest {
+                record: OwnedRecord::of(record),
                 bytes: bus.record_bytes(record),
                 row: id,
-                time_ms: record.timestamp_ms,
                 admitted: admission.as_ref().map_or(Ok(()), |admits| admits(record)),
             };
             (record.topic.to_owned(), found)
@@ -506,8 +506,13 @@ async fn rows(
         let risk = numbers_for_content(sampled, &number);
         survey.risk(CHECK, &subject, &risk);
     }
-    let topics = counted(values.len() as u64, "topic");
-    let fits = format!("{topics} in the {ROWS_MAX} rows at most that were read");
+    let fits = match values.len() as u64 {
+        0 => "no row is there that could tell topics and sizes of records".to_owned(),
+        topics => {
+            let topics = counted(topics, "topic");
+            format!("{topics} in the {ROWS_MAX} rows at most that were read")
+        }
+    };
     survey.of_rows(CHECK, subject, routed, config.delivery.on_error, &fits);
 }
 

@@ -86,8 +86,10 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let topics = checks(config.sink.kind).reader(&config)?.ok_or_else(|| {
         let name = config.sink.kind.bus().name;
         let cause = format!("nothing is read back from {name}, so that nothing can be compared");
-        let remedy =
-            Remedy::from("see what is not delivered yet: ").and(NextCommand::new("pending"));
+        let remedy = Remedy::from("see how far a running relay is with ")
+            .and(NextCommand::new("status"))
+            .and(", and while none runs, what is not delivered, with ")
+            .and(NextCommand::new("pending"));
         Error::new(Kind::Config, cause).remedy(remedy)
     })?;
     let session = SqlSession::connect(&source.database, "walrelay verify").await?;
@@ -329,25 +331,33 @@ impl Report {
             (
                 self.total.missing,
                 "missing",
-                "check the lag of the relay (walrelay status), and the retention of the topics",
+                Remedy::from("check the lag of the relay with ")
+                    .and(NextCommand::new("status"))
+                    .and(", and the retention of the topics"),
             ),
             (
                 self.findings.unroutable,
                 "unroutable",
-                "`run` stops at rows that cannot be routed: correct the rows, or the templates of \
-                 [route]",
+                Remedy::from(
+                    "`run` stops at rows that cannot be routed: correct the rows, or the templates \
+                     of [route]",
+                ),
             ),
             (
                 self.total.out_of_order,
                 "out of order",
-                "check that writers of one aggregate wait for each other, and that outbox.order_by \
-                 is their order",
+                Remedy::from(
+                    "check that writers of one aggregate wait for each other, and that \
+                     outbox.order_by is their order",
+                ),
             ),
             (
                 duplicated,
                 "duplicated",
-                "delivery is at least once: consumers recognize duplicates by their id, and verify \
-                 accepts duplicates without --no-duplicates",
+                Remedy::from(
+                    "delivery is at least once: consumers recognize duplicates by their id, and \
+                     verify accepts duplicates without --no-duplicates",
+                ),
             ),
         ];
         let faults: Vec<_> = faults
@@ -357,7 +367,7 @@ impl Report {
         if faults.is_empty() {
             return Ok(());
         }
-        let (counts, remedies): (Vec<String>, Vec<&str>) = faults
+        let (counts, remedies): (Vec<String>, Vec<Remedy>) = faults
             .into_iter()
             .map(|(count, what, remedy)| (format!("{count} {what}"), remedy))
             .unzip();
@@ -365,10 +375,8 @@ impl Report {
             Kind::NotVerified,
             format!("outbox and topics differ: {}", counts.join(", ")),
         );
-        Err(error.remedy(format!(
-            "{}; docs/how-to/verify.md lists other causes",
-            remedies.join("; ")
-        )))
+        let remedies = Remedy::joined(remedies);
+        Err(error.remedy(remedies.and("; docs/how-to/verify.md lists other causes")))
     }
 }
 

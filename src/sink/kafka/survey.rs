@@ -352,7 +352,7 @@ fn record_time(
     survey: &mut Survey<'_>,
 ) {
     const CHECK: &str = "record-time";
-    let Some(time_ms) = largest.time_ms else {
+    let Some(time_ms) = largest.record.timestamp_ms else {
         return;
     };
     let now_ms = now_us() / 1_000;

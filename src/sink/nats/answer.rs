@@ -6,7 +6,7 @@ use async_nats::{Message, StatusCode};
 use serde::Deserialize;
 
 use crate::config::{Bus, SinkKind};
-use walrelay_core::error::{Error, Kind};
+use walrelay_core::error::{Error, Kind, Result};
 
 const BUS: Bus = SinkKind::Nats.bus();
 /// No answer of a stream is longer.
@@ -62,6 +62,12 @@ struct PubAck {
 #[derive(Deserialize)]
 struct Names {
     streams: Option<Vec<String>>,
+    error: Option<Failure>,
+}
+
+/// Of a stream.
+#[derive(Deserialize)]
+struct Info {
     error: Option<Failure>,
 }
 
@@ -125,6 +131,32 @@ fn failed(failure: &Failure, topic: &str) -> Error {
             refused(topic, &cause, remedy)
         }
     }
+}
+
+/// What JetStream says to the question for this stream.
+pub(super) fn existing(message: &Message, stream: &str) -> Result<String> {
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        return Err(no_jetstream(stream));
+    }
+    let answer = serde_json::from_slice(&message.payload);
+    match answer {
+        Ok(Info { error: None }) => Ok("the stream exists".to_owned()),
+        Ok(Info {
+            error: Some(failure),
+        }) => {
+            let create = BUS.create_topic.replace("NAME", stream);
+            let cause = format!("nats.stream is {stream}: {failure}");
+            let remedy = format!("correct nats.stream, or create the stream: {create}");
+            Err(Error::new(Kind::TopicRefused, cause).remedy(remedy.replace("{topic}", "SUBJECTS")))
+        }
+        Err(_) => Err(no_jetstream(stream)),
+    }
+}
+
+/// Nobody tells of the stream.
+pub(super) fn no_jetstream(stream: &str) -> Error {
+    let cause = format!("nats.stream is {stream}: JetStream does not answer for it");
+    Error::new(Kind::BusUnreachable, cause).remedy(BUS.stalled)
 }
 
 /// What JetStream says to the question which streams have a subject.

@@ -16,6 +16,7 @@ mod session;
 
 use std::sync::Arc;
 
+use async_nats::HeaderMap;
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
@@ -23,7 +24,7 @@ use tokio_rustls::rustls::ClientConfig;
 use answer::{Said, Taking};
 use reader::StreamReader;
 use record::Messages;
-use session::{API, Reply, Session};
+use session::{API, API_TIMEOUT, Reply, Session};
 
 use crate::config::nats::SCHEMES;
 use crate::config::servers::in_clear;
@@ -31,6 +32,7 @@ use crate::config::{Config, NatsConfig, SinkKind};
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
 use crate::sink::present::{Connection as _, Present};
 use crate::sink::{ReadTopics, not_encrypted};
+use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::{Error, Result};
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -104,6 +106,21 @@ impl Nats {
         Err(answer::later(topic, &cause))
     }
 
+    /// The stream of `nats.stream`.
+    async fn stream(&self, session: &Session) -> Place {
+        let name = self.config.stream.clone();
+        let subject = format!("{API}STREAM.INFO.{name}");
+        let asked = session.request(&subject, HeaderMap::new(), Bytes::new(), API_TIMEOUT);
+        let found = match asked.await {
+            Reply::Message(message) => answer::existing(&message, &name),
+            Reply::Denied(_) | Reply::TooLarge(_) => Ok(format!(
+                "not asked whether it exists: this user may not publish to {subject}"
+            )),
+            Reply::Silent | Reply::Lost => Err(answer::no_jetstream(&name)),
+        };
+        Place { name, found }
+    }
+
     fn lost(&self, session: &Arc<Session>) -> Answer {
         self.session.end(session);
         Answer::Away(session.lost())
@@ -144,12 +161,18 @@ impl LaneBus for Nats {
     }
 
     fn check(&self, record: &Record<'_>) -> Result<()> {
-        record::check_subject(record.topic)?;
-        for (name, value) in record.headers {
-            record::check_name(name)?;
-            value.map(|value| record::text(name, value)).transpose()?;
-        }
-        Ok(())
+        self.check_topic(record.topic)?;
+        let mut headers = record.headers.iter();
+        headers.try_for_each(|(name, value)| self.check_header(name, *value))
+    }
+
+    fn check_topic(&self, topic: &str) -> Result<()> {
+        record::check_subject(topic)
+    }
+
+    fn check_header(&self, name: &str, value: Option<&[u8]>) -> Result<()> {
+        record::check_name(name)?;
+        value.map_or(Ok(()), |value| record::text(name, value).map(drop))
     }
 
     fn watch_server(&self) -> watch::Receiver<ServerState> {
@@ -166,11 +189,32 @@ impl LaneBus for Nats {
         self.session.probe(connect).await
     }
 
+    async fn size(&self, record: &OwnedRecord) -> Result<Option<String>> {
+        let Some(session) = self.session.get() else {
+            return Ok(None);
+        };
+        let headers = self.messages.headers(record)?;
+        let bytes = record::bytes(&headers.0) + record.value.as_ref().map_or(0, Vec::len);
+        let max = session.payload_bytes_max();
+        let said = format!(
+            "it has {}, of {}",
+            human_bytes(bytes as u64),
+            human_bytes(max as u64)
+        );
+        if bytes > max {
+            return Err(answer::too_large(&record.topic, &said));
+        }
+        Ok(Some(said))
+    }
+
     async fn places(&self, topics: &[&str]) -> Vec<Place> {
         let Some(session) = self.session.get() else {
             return Vec::new();
         };
         let mut places = Vec::new();
+        if !self.config.stream.is_empty() {
+            places.push(self.stream(&session).await);
+        }
         for topic in topics {
             places.push(Place {
                 name: (*topic).to_owned(),

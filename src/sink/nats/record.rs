@@ -27,18 +27,23 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn new(config: &Config) -> Result<Messages> {
-        let stream = config.nats.stream.as_str();
-        let stream = (!stream.is_empty()).then(|| stream.parse()).transpose();
-        let stream = stream.map_err(|_| {
-            Error::new(Kind::Config, "nats.stream has a line break")
-                .remedy("write the stream's name")
-        })?;
+        let name = config.nats.stream.as_str();
+        let is_name = !name.contains(|char: char| {
+            char.is_whitespace() || char.is_control() || ".*>/\\".contains(char)
+        });
+        let stream = (!name.is_empty()).then(|| name.parse().ok().filter(|_| is_name));
+        if matches!(stream, Some(None)) {
+            return Err(
+                Error::new(Kind::Config, "nats.stream is no name of a stream")
+                    .remedy("write the name, which has no blank and none of . * > / \\"),
+            );
+        }
         let routes = || config.outboxes.iter().map(|outbox| &outbox.route);
         let ids = routes().filter_map(|route| route.id_header.clone());
         let positions = routes().filter_map(|route| route.position_header.clone());
         Ok(Messages {
             relay: config.state.key.clone(),
-            stream,
+            stream: stream.flatten(),
             id_headers: ids.collect(),
             position_headers: positions.collect(),
         })
@@ -84,6 +89,18 @@ fn value_of<'a>(record: &'a OwnedRecord, names: &[String]) -> Option<&'a str> {
     let mut headers = record.headers.iter();
     let (_, value) = headers.find(|(name, _)| names.contains(name))?;
     std::str::from_utf8(value.as_deref()?).ok()
+}
+
+/// The bytes of the headers, as they are sent.
+pub(super) fn bytes(headers: &HeaderMap) -> usize {
+    const FIRST_AND_LAST_LINE: usize = "NATS/1.0\r\n\r\n".len();
+    let of = |(name, value): (&HeaderName, &HeaderValue)| {
+        let name: &str = name.as_ref();
+        name.len() + ": \r\n".len() + value.as_str().len()
+    };
+    let each = headers.iter();
+    let each = each.flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
+    FIRST_AND_LAST_LINE + each.map(of).sum::<usize>()
 }
 
 /// Errors: no message can have this subject.

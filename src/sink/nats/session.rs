@@ -205,6 +205,11 @@ impl Session {
         self.within(number, limit, reply).await
     }
 
+    /// The most that the server takes of headers and payload together.
+    pub(super) fn payload_bytes_max(&self) -> usize {
+        self.client.max_payload()
+    }
+
     /// Asks JetStream which streams have `subject`.
     pub(super) async fn ask_for_streams(&self, subject: &str) -> Reply {
         let question = serde_json::json!({ "subject": subject }).to_string();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use answer::Said;
-use record::Messages;
+use record::{Message, Messages};
 use session::{Dialer, Session, TlsConnectorOf, Unconfirmed};
 
 use crate::config::rabbitmq::SCHEMES;
@@ -27,6 +27,7 @@ use crate::config::{Config, SinkKind};
 use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
 use crate::sink::present::Present;
 use crate::sink::{login, not_encrypted};
+use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::Result;
 use walrelay_core::route::{OwnedRecord, Record};
 
@@ -39,6 +40,15 @@ pub struct Rabbitmq {
     dialer: Dialer,
     messages: Messages,
     session: Present<Session>,
+}
+
+impl Rabbitmq {
+    /// Errors: no message can be this record, or this server takes none with such headers.
+    fn fit(&self, session: &Session, record: &OwnedRecord) -> Result<Message> {
+        let message = record.with_record(|record| self.messages.message(record))?;
+        record::check_size(&message, session.frame_bytes_max())?;
+        Ok(message)
+    }
 }
 
 impl LaneBus for Rabbitmq {
@@ -78,6 +88,14 @@ impl LaneBus for Rabbitmq {
         self.messages.message(record).map(drop)
     }
 
+    fn check_topic(&self, topic: &str) -> Result<()> {
+        self.messages.routing_key(topic).map(drop)
+    }
+
+    fn check_header(&self, name: &str, value: Option<&[u8]>) -> Result<()> {
+        record::check_header(name, value)
+    }
+
     fn watch_server(&self) -> watch::Receiver<ServerState> {
         self.dialer.told.subscribe()
     }
@@ -92,11 +110,7 @@ impl LaneBus for Rabbitmq {
         };
         let refused = |error| Answer::Refused { error, after: None };
         let topic = record.topic.as_str();
-        let checked = self.messages.of_copy(record).and_then(|message| {
-            record::check_size(&message, session.frame_bytes_max())?;
-            Ok(message)
-        });
-        let message = match checked {
+        let message = match self.fit(&session, record) {
             Ok(message) => message,
             Err(error) => return Answer::Unfit(error),
         };
@@ -119,6 +133,17 @@ impl LaneBus for Rabbitmq {
                 Answer::Away(Away::Unreachable(cause))
             }
         }
+    }
+
+    async fn size(&self, record: &OwnedRecord) -> Result<Option<String>> {
+        let Some(session) = self.session.get() else {
+            return Ok(None);
+        };
+        let headers = human_bytes(self.fit(&session, record)?.header_bytes as u64);
+        let limit = human_bytes(session.frame_bytes_max() as u64);
+        Ok(Some(format!(
+            "its headers have {headers}, of {limit}; no server tells its max_message_size"
+        )))
     }
 
     async fn places(&self, topics: &[&str]) -> Vec<Place> {

@@ -6,7 +6,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use crate::config::Config;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
-use walrelay_core::route::{OwnedRecord, Record};
+use walrelay_core::route::Record;
 
 /// A message that servers write to disk.
 const PERSISTENT: u8 = 2;
@@ -60,9 +60,7 @@ impl Messages {
         let mut header_bytes = FRAME_BYTES + FIXED_BYTES;
         let mut headers = FieldTable::default();
         for (at, (name, value)) in record.headers.iter().enumerate() {
-            if ROUTES.iter().any(|route| route.eq_ignore_ascii_case(name)) {
-                return Err(refused(name, "would route copies to other queues"));
-            }
+            check_name(name)?;
             // The id is the first header.
             let is_id = at == 0 && self.id_headers.iter().any(|id| id == name);
             let property = if is_id {
@@ -71,9 +69,7 @@ impl Messages {
                 Property::of(name)
             };
             if let (Some(property), Some(value)) = (property, value) {
-                let text = std::str::from_utf8(value)
-                    .map_err(|_| refused(name, "is a property of AMQP, and no UTF-8"))?;
-                let text = short(name, text)?;
+                let text = property_text(name, value)?;
                 header_bytes += 1 + text.as_str().len();
                 properties = property.set(properties, text);
             }
@@ -99,12 +95,8 @@ impl Messages {
         })
     }
 
-    /// The same of a copy.
-    pub(super) fn of_copy(&self, record: &OwnedRecord) -> Result<Message> {
-        record.with_record(|record| self.message(record))
-    }
-
-    fn routing_key(&self, topic: &str) -> Result<ShortString> {
+    /// Errors: no message can have this routing key.
+    pub(super) fn routing_key(&self, topic: &str) -> Result<ShortString> {
         let to_queue = self.exchange.as_str().is_empty();
         let is_reserved = to_queue && topic.starts_with(RESERVED);
         let key = ShortString::try_new(topic).ok();
@@ -166,6 +158,28 @@ impl Property {
 /// The bytes of a header in its table.
 fn entry_bytes(name: &str, value: Option<&[u8]>) -> usize {
     1 + name.len() + 1 + value.map_or(0, |value| 4 + value.len())
+}
+
+/// `value` is none where it is not known. Errors: no message can have this header.
+pub(super) fn check_header(name: &str, value: Option<&[u8]>) -> Result<()> {
+    check_name(name)?;
+    if let (Some(_), Some(value)) = (Property::of(name), value) {
+        property_text(name, value)?;
+    }
+    short_name(name).map(drop)
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if ROUTES.iter().any(|route| route.eq_ignore_ascii_case(name)) {
+        return Err(refused(name, "would route copies to other queues"));
+    }
+    Ok(())
+}
+
+fn property_text(name: &str, value: &[u8]) -> Result<ShortString> {
+    let text = std::str::from_utf8(value).ok();
+    let text = text.ok_or_else(|| refused(name, "is a property of AMQP, and no UTF-8"))?;
+    short(name, text)
 }
 
 fn short_name(name: &str) -> Result<ShortString> {

@@ -14,6 +14,7 @@ use lettre::message::{Body, Mailbox, Mailboxes};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::{Config, MailValue, SmtpConfig};
+use walrelay_core::config::outbox::RouteConfig;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
 use walrelay_core::route::Record;
@@ -34,6 +35,7 @@ const FIELDS: [&str; 11] = [
 ];
 /// Those that a record has whose value is the whole mail.
 const ENVELOPE: [&str; 4] = ["from", "to", "cc", "bcc"];
+const RECIPIENTS: [&str; 3] = ["to", "cc", "bcc"];
 const X_BYTES_MAX: usize = 62;
 /// Servers take as many. <https://www.rfc-editor.org/rfc/rfc5321#section-4.5.3.1.8>
 const RECIPIENTS_MAX: usize = 100;
@@ -110,10 +112,22 @@ impl Mails {
                 .collect(),
             relay: config.state.key.clone(),
         };
-        for (name, _) in routes().flat_map(|route| &route.headers) {
-            mails
-                .check_name(name)
-                .map_err(|error| error.with_kind(Kind::Config).about("[route.headers]"))?;
+        let names = |route: &RouteConfig, fields: &[&str]| {
+            let is_one =
+                |name: &String| fields.iter().any(|field| name.eq_ignore_ascii_case(field));
+            route.headers.iter().any(|(name, _)| is_one(name))
+        };
+        if routes().any(|route| !names(route, &RECIPIENTS)) {
+            let cause = "no header gives the mails of an outbox their recipients";
+            return Err(Error::new(Kind::Config, cause)
+                .remedy("set To, Cc or Bcc in [route.headers], such as To = \"{payload.to}\""));
+        }
+        if from.is_empty() && routes().any(|route| !names(route, &["from"])) {
+            let cause =
+                "smtp.from is not set, and no header gives the mails of an outbox an author";
+            return Err(
+                Error::new(Kind::Config, cause).remedy("set smtp.from, or From in [route.headers]")
+            );
         }
         if *value == MailValue::Body && routes().any(|route| route.timestamp.is_none()) {
             let cause = "route.timestamp is not set, and each mail has a date";
@@ -164,14 +178,13 @@ impl Mails {
         let mut fields = Fields::default();
         let mut seen = BTreeSet::new();
         for (at, (name, value)) in record.headers.iter().enumerate() {
-            let is_own = |names: &[String]| names.iter().any(|own| own == name);
             let Some(value) = value else { continue };
             // The id is the first header.
-            if at == 0 && is_own(&self.id_headers) {
+            if at == 0 && is_one(name, &self.id_headers) {
                 fields.id = std::str::from_utf8(value).unwrap_or_default();
                 continue;
             }
-            if is_own(&self.position_headers) || name.starts_with(OWN) {
+            if is_one(name, &self.position_headers) || name.starts_with(OWN) {
                 continue;
             }
             self.check_name(name)?;
@@ -182,16 +195,23 @@ impl Mails {
                               be X-…";
                 return Err(refused(name, "is none that a row may choose", remedy));
             }
-            let text = std::str::from_utf8(value).ok();
-            let text = text.filter(|text| !text.contains(['\r', '\n', '\0']));
-            let text =
-                text.ok_or_else(|| refused(name, "has a line break or is no text", ROUTE_HEADERS))?;
+            let text = line(name, value)?;
             if !seen.insert(lower.clone()) {
                 return Err(refused(name, "is there twice", ROUTE_HEADERS));
             }
             fields.add(name, &lower, text)?;
         }
         Ok(fields)
+    }
+
+    /// `value` is none where it is not known. Errors: no mail can have this header.
+    pub(super) fn check_header(&self, name: &str, value: Option<&[u8]>) -> Result<()> {
+        if is_one(name, &self.id_headers) || is_one(name, &self.position_headers) {
+            return Ok(());
+        }
+        self.check_name(name)?;
+        let Some(value) = value else { return Ok(()) };
+        Fields::default().add(name, &name.to_ascii_lowercase(), line(name, value)?)
     }
 
     /// Errors: no mail can have a field of this name.
@@ -295,6 +315,17 @@ impl<'a> Fields<'a> {
         }
         Ok(written)
     }
+}
+
+fn is_one(name: &str, of: &[String]) -> bool {
+    of.iter().any(|one| one == name)
+}
+
+/// The text of a field.
+fn line<'a>(name: &str, value: &'a [u8]) -> Result<&'a str> {
+    let text = std::str::from_utf8(value).ok();
+    let text = text.filter(|text| !text.contains(['\r', '\n', '\0']));
+    text.ok_or_else(|| refused(name, "has a line break or is no text", ROUTE_HEADERS))
 }
 
 /// What names and dates the mail, where `content` does not say it.
@@ -501,18 +532,14 @@ mod tests {
     #[test]
     fn what_no_row_could_be_a_mail_with_is_refused_at_the_start() {
         for (lines, cause) in [
-            ("", "route.timestamp is not set"),
             (
-                "route.timestamp = 'at'\nroute.headers.eventType = '{type}'",
-                "no field of a mail",
+                "route.headers.To = 'a@b.c'\nsmtp.from = 'a@b.c'",
+                "route.timestamp is not set",
             ),
+            ("route.timestamp = 'at'\nsmtp.from = 'a@b.c'", "recipients"),
             (
-                "route.timestamp = 'at'\nroute.headers.Sender = '{type}'",
-                "no field of a mail",
-            ),
-            (
-                "route.timestamp = 'at'\nroute.headers.X- = '{type}'",
-                "no field of a mail",
+                "route.timestamp = 'at'\nroute.headers.bcc = '{to}'",
+                "author",
             ),
             (
                 "route.timestamp = 'at'\nsmtp.from = 'nobody'",
@@ -522,20 +549,13 @@ mod tests {
                 "route.timestamp = 'at'\nsmtp.envelope_from = 'a b'",
                 "is no address",
             ),
-            (
-                "route.timestamp = 'at'\nsmtp.from = 'a@b.c'\nroute.headers.from = '{type}'",
-                "smtp.from, too",
-            ),
-            (
-                "smtp.value = 'message'\nroute.headers.Subject = '{type}'",
-                "beside a whole mail",
-            ),
         ] {
             let error = mails(lines).unwrap_err();
             assert_eq!(error.kind(), Kind::Config, "{lines}");
             assert!(error.to_string().contains(cause), "{lines}: {error}");
         }
-        assert!(mails("smtp.value = 'message'\nroute.headers.To = '{to}'").is_ok());
+        let whole = "smtp.value = 'message'\nsmtp.from = 'a@b.c'\nroute.headers.To = '{to}'";
+        assert!(mails(whole).is_ok());
     }
 
     fn record<'a>(headers: &'a [(&'a str, Option<&'a [u8]>)], value: &'a [u8]) -> Record<'a> {

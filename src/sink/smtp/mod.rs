@@ -69,6 +69,10 @@ impl LaneBus for Smtp {
         self.mails.mail(record).map(drop)
     }
 
+    fn check_header(&self, name: &str, value: Option<&[u8]>) -> Result<()> {
+        self.mails.check_header(name, value)
+    }
+
     async fn probe(&self) -> Result<(), Away> {
         if let Some(mut taken) = self.pool.take_idle().await
             && let Some(session) = taken.session()
@@ -80,6 +84,16 @@ impl LaneBus for Smtp {
         let taken = self.pool.take(&self.config, &self.tls).await?;
         taken.keep().await;
         Ok(())
+    }
+
+    async fn size(&self, record: &OwnedRecord) -> Result<Option<String>> {
+        let mail = record.with_record(|record| self.mails.mail(record))?;
+        let Some(mut taken) = self.pool.take_idle().await else {
+            return Ok(None);
+        };
+        let size = taken.session().map(|session| session.size(&mail));
+        taken.keep().await;
+        size.unwrap_or(Ok(None))
     }
 
     async fn send(&self, record: &OwnedRecord) -> Answer {

@@ -18,6 +18,7 @@ use super::wire::{NoReply, Reply, Wire};
 use crate::config::{SmtpConfig, SmtpTls};
 use crate::sink::lanes::{Answer, Away};
 use crate::sink::login;
+use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::{Error, Kind, Result};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -202,7 +203,7 @@ impl Session {
     /// `is_alive` is false until the server has answered something that leaves the connection as it
     /// was before.
     async fn transfer(&mut self, mail: &Mail, config: &SmtpConfig) -> Result<Sent, NoReply> {
-        if let Some(error) = self.not_taken(mail) {
+        if let Err(error) = self.size(mail) {
             self.is_alive = true;
             return Ok(Sent::Answer(Answer::Unfit(error)));
         }
@@ -233,22 +234,24 @@ impl Session {
         }
     }
 
-    /// Why the server would not take the mail, as far as it has said so.
-    fn not_taken(&self, mail: &Mail) -> Option<Error> {
-        let size_max = self.offers.size_max.filter(|max| mail.bytes > *max);
-        if let Some(max) = size_max {
-            let size = mail.bytes;
+    /// The size of the mail beside the server's limit, where it tells one. Errors: the server has
+    /// said that it would not take the mail.
+    pub(super) fn size(&self, mail: &Mail) -> Result<Option<String>> {
+        let size = mail.bytes;
+        let size_max = self.offers.size_max;
+        if let Some(max) = size_max.filter(|max| size > *max) {
             let cause = format!("the mail has {size} bytes, and the mail server takes {max}");
             let remedy = "raise the server's limit, such as message_size_limit of Postfix, or \
                           keep large values out of the outbox with a CHECK";
-            return Some(Error::new(Kind::RecordTooLarge, cause).remedy(remedy));
+            return Err(Error::new(Kind::RecordTooLarge, cause).remedy(remedy));
         }
         if mail.is_8bit && !self.offers.eight_bit {
             let cause = "the mail has bytes beyond ASCII, and the mail server has no 8BITMIME";
             let remedy = "encode the parts of the mail as quoted-printable or base64";
-            return Some(Error::new(Kind::Record, cause).remedy(remedy));
+            return Err(Error::new(Kind::Record, cause).remedy(remedy));
         }
-        None
+        let limit = size_max.map(|max| human_bytes(max as u64));
+        Ok(limit.map(|limit| format!("it has {}, of {limit}", human_bytes(size as u64))))
     }
 
     fn commands(&self, mail: &Mail, wait: Duration) -> Vec<(Phase, String)> {

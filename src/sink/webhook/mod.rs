@@ -151,7 +151,15 @@ impl LaneBus for Webhook {
 
     fn check(&self, record: &Record<'_>) -> Result<()> {
         self.signed_id(&self.headers(record)?)?;
-        self.uri(record.topic).map(drop)
+        self.check_topic(record.topic)
+    }
+
+    fn check_topic(&self, topic: &str) -> Result<()> {
+        self.uri(topic).map(drop)
+    }
+
+    fn check_header(&self, name: &str, value: Option<&[u8]>) -> Result<()> {
+        header(name, value.unwrap_or_default()).map(drop)
     }
 
     async fn probe(&self) -> Result<(), Away> {

@@ -1,10 +1,12 @@
 //! docs/reference/configuration.md: `walrelay config check`: against the database as it is, with
 //! the row that is there.
 
+use serde_json::json;
+
 use super::Seen;
 use crate::live::doctor::Checks;
 use crate::support::relay::RelayCommand;
-use crate::support::servers::Postgres;
+use crate::support::servers::{Nats, Postfix, Postgres, Rabbitmq};
 use crate::support::world::ARRIVAL;
 
 const DEBEZIUM: &str = "create table outbox (id uuid primary key, aggregatetype text, aggregateid \
@@ -42,10 +44,14 @@ fn config_check_accepts_an_empty_table_before_setup() {
         said.contains("row          none: the table is empty\n"),
         "{said}"
     );
+    assert!(said.contains("not used     type\n"), "{said}");
+    // The command can be pasted.
+    let slot = &seen.world.name;
+    let creates = format!(" --slot {slot} creates it");
+    let found = said.lines().find(|line| line.ends_with(&creates)).unwrap();
     assert!(
-        said.contains("not there yet: walrelay setup creates it")
-            && said.contains("not used     type\n"),
-        "{said}"
+        found.contains("is not there yet: walrelay setup --config /"),
+        "{found}"
     );
     // A check of doctor, with what mends it.
     assert!(
@@ -103,28 +109,28 @@ fn config_check_and_doctor_try_what_each_bus_can_never_take() {
     let ddl = DEBEZIUM.replace("payload jsonb", "payload jsonb, created_at timestamptz");
     let (seen, toml) = seen(&ddl, "");
     seen.sql.run(&format!(
-        "insert into outbox values ('{ID}', 'order', 'a', 'T', '1', now())"
+        "insert into outbox values ('{ID}', 'order', 'a', E'T\\n' || repeat('x', 255), '1', now())"
     ));
     for (kind, lines, cause) in [
         (
             "nats",
-            "[nats]\nservers = '127.0.0.1:1'\n[route.headers]\nNats-Rollup = 'all'",
-            "would be an order to the NATS server",
+            "[nats]\nservers = '127.0.0.1:1'\n[route.headers]\ntype = '{type}'",
+            "has a value that NATS cannot carry",
         ),
         (
             "rabbitmq",
-            "[rabbitmq]\nservers = '127.0.0.1:1'\n[route.headers]\nCC = 'other'",
-            "would route copies to other queues",
+            "[rabbitmq]\nservers = '127.0.0.1:1'\n[route.headers]\ntype = '{type}'",
+            "has more than 255 bytes",
         ),
         (
             "webhook",
-            "[webhook]\nurl = 'http://127.0.0.1:1/'\n[route]\nid_header = 'webhook-id'",
-            "is one that walrelay sets or never sends",
+            "[webhook]\nurl = 'http://127.0.0.1:1/'\n[route.headers]\ntype = '{type}'",
+            "has a value with a line break",
         ),
         (
             "smtp",
             "[smtp]\nhost = '127.0.0.1'\nport = 1\ntls = 'off'\nfrom = 'a@b.c'\n[route]\n\
-             timestamp = 'created_at'\n[route.headers]\nTo = '{type}'",
+             timestamp = 'created_at'\n[route.headers]\nTo = '{aggregateid}'",
             "no address",
         ),
     ] {
@@ -145,13 +151,99 @@ fn config_check_and_doctor_try_what_each_bus_can_never_take() {
             parks.has("record", "ok", given_up, "");
         }
     }
-    // Settings that make no client stop `run` in any case, also without a row.
-    let lines = "[webhook]\nurl = 'http://127.0.0.1:1/'\nauthorization_file = '/nowhere'\n";
-    let lines = format!("{toml}[sink]\nkind = 'webhook'\n{lines}");
-    seen.sql.run("truncate outbox");
-    let (code, _, told) = ends(&seen.check(&lines).option("--on-error", "park"));
-    assert_eq!(code, Some(2), "{told}");
-    assert!(told.contains("/nowhere cannot be read"), "{told}");
+}
+
+/// Also without a row, and whatever becomes of events that cannot be delivered.
+#[test]
+fn settings_that_make_no_client_or_no_record_are_refused_by_each_command() {
+    let (seen, toml) = seen(DEBEZIUM, "[delivery]\non_error = 'park'\n");
+    let setup = RelayCommand::new("setup").config_file(&toml);
+    setup.succeed();
+    for (kind, lines, cause) in [
+        (
+            "webhook",
+            "[webhook]\nurl = 'http://127.0.0.1:1/'\nauthorization_file = '/nowhere'",
+            "/nowhere cannot be read",
+        ),
+        (
+            "rabbitmq",
+            "[rabbitmq]\nservers = '127.0.0.1:1'\n[route.headers]\nCC = 'other'",
+            "route.headers.CC of ",
+        ),
+        (
+            "nats",
+            "[nats]\nservers = '127.0.0.1:1'\n[route.headers]\nNats-Rollup = '{type}'",
+            "route.headers.Nats-Rollup of ",
+        ),
+    ] {
+        let lines = format!("{toml}[sink]\nkind = '{kind}'\n{lines}\n");
+        let run = RelayCommand::new("run").config_file(&lines);
+        for command in [seen.check(&lines), run] {
+            let (code, _, told) = ends(&command);
+            assert_eq!(code, Some(2), "{kind}: {told}");
+            assert!(told.contains(cause), "{kind}: {told}");
+        }
+        let checks = Checks::of(&RelayCommand::new("doctor").config_file(&lines));
+        checks.has("configuration", "wrong", cause, "");
+        checks.has("rows", "ok", "no row is there", "");
+        assert_eq!(checks.code, 2);
+    }
+    let teardown = RelayCommand::new("teardown").config_file(&toml);
+    teardown.flag("--yes").flag("--force").succeed();
+}
+
+/// `doctor` compares the largest record with what a server tells of its limits.
+#[test]
+fn doctor_says_the_size_of_a_record_beside_the_limit_of_the_server() {
+    let ddl = DEBEZIUM.replace("payload jsonb", "payload jsonb, created_at timestamptz");
+    let (seen, toml) = seen(&ddl, "");
+    seen.sql.run(&format!(
+        "insert into outbox values ('{ID}', 'order', 'a@example.org', 'T',
+             to_jsonb(repeat('x', 5000)), now())"
+    ));
+    let doctor = |kind: &str, lines: &str| {
+        let lines = format!("{toml}[sink]\nkind = '{kind}'\n{lines}\n");
+        Checks::of(&RelayCommand::new("doctor").config_file(&lines))
+    };
+    let admin = json!({});
+    if let Some(nats) = Nats::configured("max_payload: 4096", &admin) {
+        let checks = doctor("nats", &format!("[nats]\nservers = '{}'", nats.address));
+        checks.has("record", "warning", "of 4.0 KiB", "raise max_payload");
+    }
+    if let Some(nats) = Nats::start() {
+        let checks = doctor("nats", &format!("[nats]\nservers = '{}'", nats.address));
+        checks.has(
+            "record",
+            "ok",
+            "is fit for NATS: it has 5.0 KiB, of 1.0 MiB",
+            "",
+        );
+    }
+    if let Some(postfix) = Postfix::start("message_size_limit = 8000") {
+        let lines = format!(
+            "[smtp]\nhost = '127.0.0.1'\nport = {}\ntls = 'off'\nfrom = 'a@example.org'\n[route]\n\
+             timestamp = 'created_at'\n[route.headers]\nTo = '{{aggregateid}}'\n",
+            postfix.port
+        );
+        let checks = doctor("smtp", &lines);
+        checks.has("record", "ok", " KiB, of 7.8 KiB", "");
+        seen.sql
+            .run("update outbox set payload = to_jsonb(repeat('x', 10000))");
+        let checks = doctor("smtp", &lines);
+        checks.has(
+            "record",
+            "warning",
+            "mail server takes 8000",
+            "raise the server's limit",
+        );
+    }
+    if let Some(rabbitmq) = Rabbitmq::shared() {
+        let checks = doctor(
+            "rabbitmq",
+            &format!("[rabbitmq]\nservers = '{}'", rabbitmq.address),
+        );
+        checks.has("record", "ok", "its headers have ", "");
+    }
 }
 
 #[test]

@@ -4,8 +4,9 @@
 use serde_json::json;
 
 use super::Seen;
+use crate::live::rabbitmq::client::{Client, Queue};
 use crate::support::relay::RelayCommand;
-use crate::support::servers::{Nats, Postgres};
+use crate::support::servers::{Nats, Postgres, Rabbitmq};
 use crate::support::topic::Record;
 use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
@@ -141,14 +142,16 @@ fn config_init_serves_the_tables_of_the_examples() {
     );
 }
 
+const OF_A_BUS: &str = "create table outbox (id uuid primary key, aggregatetype text not null,
+    aggregateid text not null, type text, payload jsonb)";
+
 #[test]
 fn config_init_writes_a_file_for_each_bus() {
-    let ddl = "create table outbox (id uuid primary key, aggregatetype text not null,
-               aggregateid text not null, type text, payload jsonb)";
-    let seen = Seen::new("outbox", ddl);
+    let seen = Seen::new("outbox", OF_A_BUS);
     for (kind, address) in [
         ("nats", "servers = \"localhost:4222\""),
         ("rabbitmq", "servers = \"localhost:5672\""),
+        ("rabbitmq", "exchange = \"events\""),
         ("webhook", "url = \"http://localhost:8080/{topic}\""),
         ("stdout", "kind = \"stdout\""),
     ] {
@@ -158,29 +161,65 @@ fn config_init_writes_a_file_for_each_bus() {
         assert_eq!(toml.contains("SET THIS"), kind != "stdout", "{toml}");
         seen.check(&toml).succeed();
     }
-    let refused = seen.init().option("--sink", "smtp").output();
+    let help = RelayCommand::new("config").flag("init").flag("--help");
+    let help = help.succeed();
+    assert!(
+        help.contains("- rabbitmq:") && !help.contains("- smtp:"),
+        "{help}"
+    );
+    assert!(help.contains("docs/reference/smtp.md"), "{help}");
+    let refused = seen.init().option("--set", "sink.kind=smtp").output();
     assert_eq!(refused.status.code(), Some(2));
     let told = String::from_utf8_lossy(&refused.stderr);
     assert!(told.contains("docs/reference/smtp.md"), "{told}");
+}
 
-    let Some(nats) = Nats::start() else { return };
-    nats.add_stream("EVENTS", &["outbox.event.>"], json!({}));
-    let toml = seen.init().option("--sink", "nats").succeed();
-    let toml = toml.replace("localhost:4222", &nats.address);
-    RelayCommand::new("setup").config_file(&toml).succeed();
+/// The file as it is suggested, but for the server's address, relays an event to what the page of
+/// the bus has created.
+#[track_caller]
+fn relayed_by(seen: &Seen, toml: &str, count: impl FnMut() -> i64) {
+    RelayCommand::new("setup").config_file(toml).succeed();
     let id = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001";
     seen.sql.run(&format!(
         "insert into outbox values ('{id}', 'order', 'a', 'Placed', '1')"
     ));
-    let mut relay = RelayCommand::new("run").config_file(&toml).start();
-    let count = || nats.count("EVENTS");
+    let mut relay = RelayCommand::new("run").config_file(toml).start();
     eventually("the event", ARRIVAL, count, |count| *count == 1);
     assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
     RelayCommand::new("teardown")
-        .config_file(&toml)
+        .config_file(toml)
         .flag("--yes")
         .flag("--force")
         .succeed();
+}
+
+#[test]
+fn the_file_of_config_init_works_with_nats() {
+    let Some(nats) = Nats::start() else { return };
+    let seen = Seen::new("outbox", OF_A_BUS);
+    nats.add_stream("EVENTS", &["outbox.event.>"], json!({}));
+    let toml = seen.init().option("--sink", "nats").succeed();
+    let toml = toml.replace("localhost:4222", &nats.address);
+    relayed_by(&seen, &toml, || nats.count("EVENTS"));
+}
+
+/// docs/reference/rabbitmq.md
+#[test]
+fn the_file_of_config_init_works_with_rabbitmq() {
+    let Some(rabbitmq) = Rabbitmq::shared() else {
+        return;
+    };
+    let seen = Seen::new("outbox", OF_A_BUS);
+    let vhost = seen.world.name.as_str();
+    rabbitmq.add_vhost(vhost);
+    let mut client = Client::new(&rabbitmq.address, vhost);
+    client.declare_exchange("events", false);
+    client.declare_queue("invoices", Queue::Quorum);
+    client.bind("invoices", "events", "outbox.event.#");
+    let toml = seen.init().option("--sink", "rabbitmq").succeed();
+    let toml = toml.replace("localhost:5672", &rabbitmq.address);
+    let toml = format!("{toml}vhost = \"{vhost}\"\n");
+    relayed_by(&seen, &toml, || client.waiting("invoices").into());
 }
 
 #[test]

@@ -659,7 +659,7 @@ impl<S: Sink> Publisher<S> {
             tracing::warn!(event = "record_refused", slot = %self.setup.slot, row,
                 attempts = error.attempts, retry_in_ms = millis(wait), %error,
                 fix = error.what_to_do(),
-                "the bus refuses a record, which is tried again; others go on");
+                "the bus refuses a record, which is tried again; later ones of its key wait");
             self.sink.retry(ticket, wait);
             return Ok(());
         }

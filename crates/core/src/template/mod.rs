@@ -119,6 +119,15 @@ impl Template {
         &self.source
     }
 
+    /// The text of each event; none where a column makes it.
+    pub fn constant(&self) -> Option<String> {
+        let text = |part: &Part<String>| match part {
+            Part::Text(text) => Some(text.clone()),
+            Part::Field(_) => None,
+        };
+        self.parts.iter().map(text).collect()
+    }
+
     /// The names of its columns.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {

@@ -206,6 +206,18 @@ fn a_column_that_is_not_there_is_named() {
 }
 
 #[test]
+fn a_template_without_columns_is_constant() {
+    for (template, constant) in [
+        ("", Some("")),
+        ("a {{b}}", Some("a {b}")),
+        ("a {type}", None),
+    ] {
+        let template: Template = template.parse().unwrap();
+        assert_eq!(template.constant().as_deref(), constant);
+    }
+}
+
+#[test]
 fn a_template_made_of_names_is_what_it_looks_like() {
     for (template, source) in [
         (Template::column("type"), "{type}"),
