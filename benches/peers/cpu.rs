@@ -19,6 +19,18 @@ pub(crate) fn brokers_ms() -> u64 {
     .sum()
 }
 
+/// Milliseconds of CPU that all processes of the machine have used.
+pub(crate) fn machine_ms() -> u64 {
+    let stat = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let all = stat.lines().next().unwrap_or_default();
+    // user nice system idle iowait irq softirq, in hundredths of a second
+    let ticks = all.split_ascii_whitespace().skip(1).take(7);
+    let busy = ticks.enumerate().filter(|(at, _)| !matches!(at, 3 | 4));
+    busy.filter_map(|(_, ticks)| ticks.parse::<u64>().ok())
+        .sum::<u64>()
+        * 10
+}
+
 /// CPU of a process that may end before anybody asks again: what was seen last, and since when.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Watched {

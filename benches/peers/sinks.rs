@@ -23,6 +23,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
 
 use crate::Asked;
 use crate::contestant::WALRELAY;
+use crate::cpu;
 use crate::lab::{DATABASE, Lab, Seat, announce};
 use crate::load::{self, PER_TRANSACTION, Shape, Steady, TEMPLATE};
 use crate::results::Run;
@@ -163,6 +164,7 @@ fn beside<F: Future<Output = ()>>(
         let records = Records::of(rows, lot.in_flight);
         let used_ms = || cpu_ms_of(std::process::id()).unwrap_or(0);
         let before_ms = used_ms();
+        let machine = cpu::machine_ms();
         let began = Instant::now();
         client.block_on(bare(records));
         let seconds = began.elapsed().as_secs_f64();
@@ -170,13 +172,19 @@ fn beside<F: Future<Output = ()>>(
         found(
             Run::new(&load, BARE, round)
                 .with("events_per_s", rows as f64 / seconds)
-                .with("relay_us_per_event", cpu_ms as f64 * 1_000.0 / rows as f64),
+                .with("relay_us_per_event", cpu_ms as f64 * 1_000.0 / rows as f64)
+                .with("machine_us_per_event", since(machine) / rows as f64),
         );
         announce(WALRELAY, &load, round);
         let run = Run::new(&load, WALRELAY_NAME, round);
         let run = drained(&lab, lot, settings, (rows, &end), run);
         found(steady(&lab, lot, settings, run));
     }
+}
+
+/// Microseconds of CPU that all processes have used since then.
+fn since(machine_ms: u64) -> f64 {
+    (cpu::machine_ms() - machine_ms) as f64 * 1_000.0
 }
 
 fn start(lab: &Lab, seat: &Seat, lot: &Lot, settings: &str) -> Relay {
@@ -192,6 +200,7 @@ fn start(lab: &Lab, seat: &Seat, lot: &Lot, settings: &str) -> Relay {
 /// The backlog of the template's slot.
 fn drained(lab: &Lab, lot: &Lot, settings: &str, (rows, end): (u64, &str), run: Run) -> Run {
     let seat = lab.seat(Some(TEMPLATE));
+    let machine = cpu::machine_ms();
     let began = Instant::now();
     let mut relay = start(lab, &seat, lot, settings);
     let is_confirmed = format!(
@@ -209,6 +218,7 @@ fn drained(lab: &Lab, lot: &Lot, settings: &str, (rows, end): (u64, &str), run: 
     let confirmed = until(DEADLINE, || {
         (lab.sql.text(&is_confirmed) == "true").then_some(())
     });
+    let machine_us = since(machine);
     let cpu_ms = relay.process.cpu_ms().unwrap_or(0);
     let peak = relay.process.resident_peak_bytes().unwrap_or(0);
     relay.terminate(DEADLINE);
@@ -224,6 +234,7 @@ fn drained(lab: &Lab, lot: &Lot, settings: &str, (rows, end): (u64, &str), run: 
     let last = at(0.9);
     run.with("events_per_s", (last.1 - first.1) / (last.0 - first.0))
         .with("relay_us_per_event", cpu_ms as f64 * 1_000.0 / rows as f64)
+        .with("machine_us_per_event", machine_us / rows as f64)
         .with("peak_mib", peak as f64 / f64::from(1 << 20))
 }
 

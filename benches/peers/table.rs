@@ -68,6 +68,7 @@ fn columns(bench: &str) -> Vec<Column> {
                 rate(),
                 Ratio("events_per_s", crate::sinks::BARE, "× bare loop"),
                 Median("relay_us_per_event", "CPU µs/event", 1),
+                Median("machine_us_per_event", "of all processes", 1),
                 Median("p50_ms", "p50 ms at 200/s", 1),
                 Median("p99_ms", "p99 ms at 200/s", 1),
                 Median("peak_mib", "peak MiB", 0),
