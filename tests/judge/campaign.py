@@ -39,7 +39,7 @@ WEIGHTS = {
     "walsender-end": 110, "walsender-freeze": 40, "postgres-restart": 25, "backend-kill": 15,
     "postgres-cut": 90, "postgres-silent": 30, "postgres-slow": 30,
     "kafka-cut": 90, "kafka-silent": 30, "kafka-slow": 30, "broker-kill": 8, "broker-freeze": 15,
-    "slot-drop": 15, "open-transaction": 10, "add-column": 10, "partitions": 2,
+    "failover": 15, "slot-drop": 15, "open-transaction": 10, "add-column": 10, "partitions": 2,
 }
 # A relay that stood still, or was cut off, may send records once more behind newer ones.
 STALE = {"relay-freeze", "postgres-silent", "kafka-silent", "kafka-slow", "broker-freeze", "walsender-freeze", "kafka-cut"}
@@ -112,21 +112,30 @@ class World:
         doors = [free_port() for _ in range(options.relays)]
         self.broker = Broker(folder, doors, 60_000 if options.guarantee == "exactly-once" else 3_000)
         self.postgres = Postgres(folder, options.postgres)
+        self.postgres.create()
         self.broker.wait()
         self.postgres.sql(TABLES)
         self.proxies, self.relays = {}, []
         for number, door in enumerate(doors):
             self.add_relay(number, door)
         self.relays[0].setup()
+        self.standby = None
+        if "failover" in options.kinds:
+            self.standby = Postgres(folder, options.postgres, "standby")
+            self.add_standby()
+            self.postgres.write("postgresql.auto.conf", servers.PRIMARY_CONF)
+            self.postgres.sql("select pg_reload_conf()")
+            servers.eventually("the standby is in sync", servers.START_SECONDS, self.is_in_sync)
         for relay in self.relays:
             relay.start()
         committed = options.guarantee == "exactly-once"
         records = os.path.join(folder, "records.txt")
         self.reader = Reader(("127.0.0.1", self.broker.port), PREFIX, committed, records, self.outstanding.seen)
         self.reader.start()
-        each = options.rate / options.writers
+        each, front = options.rate / options.writers, Proxy(self.network, free_port(), self.postgres.port, options.seed)
+        self.proxies["writers", 0] = front
         self.writers = [
-            Writer(f"w{number}", self.postgres.url, folder, PREFIX, options.seed, each, self.outstanding.committed)
+            Writer(f"w{number}", self.postgres.url_at(front.port), folder, PREFIX, options.seed, each, self.outstanding.committed)
             for number in range(options.writers)
         ]
         for writer in self.writers:
@@ -141,6 +150,17 @@ class World:
             database=self.postgres.url_at(database.port), prefix=PREFIX, broker=door, guarantee=self.options.guarantee,
         )
         self.relays.append(Relay(self.folder, number, self.options.binary, text))
+
+    def add_standby(self):
+        self.postgres.sql("select pg_create_physical_replication_slot('standby', true)")
+        self.standby.clone(self.postgres)
+
+    def is_in_sync(self):
+        if self.standby.ended():
+            self.standby.start()
+        flushed = self.postgres.sql("select pg_current_wal_flush_lsn()")
+        has = "sync_state = 'sync' and flush_lsn >= '{}'"
+        return flushed and self.postgres.sql(f"select 1 from pg_stat_replication where {has.format(flushed[0])}") == ["1"]
 
     # --- faults: each gives what it was done to, for how long, and what mends it -----------------------------------
 
@@ -202,9 +222,24 @@ class World:
         os.kill(int(self.chance.choice(pids)), signal.SIGKILL)
         return 0.3, postgres.answers
 
+    def failover(self, primary):
+        """To a standby that has all that was answered. Its copy of the slot may lag, or lack."""
+        if not self.is_in_sync():
+            return None
+        primary.signal(signal.SIGQUIT)
+        primary.process.wait(60)
+        self.postgres, self.standby = self.standby, primary
+        if self.postgres.sql("select pg_promote(true, 60)") != ["t"]:
+            raise RuntimeError(f"the standby was not promoted: {self.postgres.log}")
+        for (side, _), proxy in self.proxies.items():
+            if side != "kafka":
+                self.network.do(proxy.lead_to(self.postgres.port))
+        self.add_standby()
+        return 0, self.is_in_sync
+
     def slot_drop(self, postgres):
         done = postgres.sql("""do $$ begin for attempt in 1..200 loop begin
-            perform pg_terminate_backend(active_pid) from pg_replication_slots where active;
+            perform pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'judged';
             perform pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = 'judged';
             return;
             exception when object_in_use then perform pg_sleep(0.005); end; end loop;
@@ -300,9 +335,10 @@ class World:
             writer.leave()
         self.reader.ending.set()
         self.broker.kill()
-        self.postgres.signal(signal.SIGQUIT)
-        if not self.postgres.ended():
-            self.postgres.process.wait(30)
+        for postgres in filter(None, (self.standby, self.postgres)):
+            postgres.signal(signal.SIGQUIT)
+            if not postgres.ended():
+                postgres.process.wait(30)
 
 
 def resume(pid):
@@ -352,10 +388,12 @@ class Campaign:
                 yield "relay-stop", world.relay_stop, relay, name
                 yield "relay-freeze", world.relay_freeze, relay, name
         for (side, number), proxy in world.proxies.items():
-            for kind in ("cut", "silent", "slow"):
+            for kind in ("cut", "silent", "slow") if side != "writers" else ():
                 yield f"{side}-{kind}", getattr(world, kind), proxy, {f"{side}-door-{number}"}
         for kind in ("walsender-end", "walsender-freeze", "postgres-restart", "backend-kill", "slot-drop", "add-column"):
             yield kind, getattr(world, kind.replace("-", "_")), world.postgres, {"postgres"}
+        if world.standby is not None:
+            yield "failover", world.failover, world.postgres, {"postgres"}
         yield "open-transaction", world.open_transaction, world.postgres, {"transaction"}
         for kind in ("broker-kill", "broker-freeze", "partitions"):
             yield kind, getattr(world, kind.replace("-", "_")), world.broker, {"broker"}
@@ -412,8 +450,10 @@ class Campaign:
             self.stall(*self.world.reader.gaps.popleft())
 
     def stall(self, start, end):
-        """The first fault since shortly before the last record is the reason."""
-        since = next((fault.kind for fault in self.recent if start - 1 <= fault.began <= end), "none")
+        """Its reason is the last fault before it, or else the first one in it."""
+        before = [fault.kind for fault in self.recent if start - 1 <= fault.began <= start + 0.3]
+        during = [fault.kind for fault in self.recent if start < fault.began <= end]
+        since = (before[-1:] or during[:1] or ["none"])[0]
         if end - start > self.stalls.get(since, 0):
             self.stalls[since] = end - start
             self.note("stall", since, f"{end - start:.1f}")
@@ -524,6 +564,8 @@ def arguments():
     options = parser.parse_args()
     if options.kinds - set(WEIGHTS):
         parser.error(f"unknown kinds: {', '.join(sorted(options.kinds - set(WEIGHTS)))}")
+    if options.postgres < 17:
+        options.kinds -= {"failover"}
     if options.guarantee == "exactly-once":
         options.kinds -= NOT_EXACTLY_ONCE
     built = [os.path.join(ROOT, "target", profile, "walrelay") for profile in ("release", "debug")]

@@ -13,6 +13,7 @@ import threading
 import time
 
 from kafka import Connection
+from writers import Psql
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SERVERS = os.environ.get("WALRELAY_TEST_SERVERS", os.path.join(ROOT, "target/test-servers"))
@@ -28,7 +29,18 @@ max_replication_slots = 20
 max_wal_senders = 20
 fsync = off
 restart_after_crash = on
-max_wal_size = 4GB
+max_wal_size = 256MB
+"""
+# Of a primary that has a standby. The relay gets no event, and no writer an answer, that the standby could lose.
+PRIMARY_CONF = """
+synchronous_standby_names = '*'
+synchronized_standby_slots = 'standby'
+"""
+STANDBY_CONF = PRIMARY_CONF + """
+primary_conninfo = 'host=127.0.0.1 port={port} user=postgres dbname=postgres'
+primary_slot_name = 'standby'
+hot_standby_feedback = on
+sync_replication_slots = on
 """
 BROKER_CONF = """
 process.roles=broker,controller
@@ -119,28 +131,56 @@ class Server:
 
 
 class Postgres(Server):
-    def __init__(self, folder, major):
+    def __init__(self, folder, major, name="postgres"):
         # Postgres does not run as root.
         root = os.geteuid() == 0
-        user = next((user for user in pwd.getpwall() if user.pw_name in ("postgres", "nobody")), None) if root else None
-        super().__init__(os.path.join(folder, "postgres.log"), user)
+        self.user = next((user for user in pwd.getpwall() if root and user.pw_name in ("postgres", "nobody")), None)
+        super().__init__(os.path.join(folder, f"{name}.log"), self.user)
         places = [f"/usr/lib/postgresql/{major}/bin", os.path.join(SERVERS, f"postgres-{major}/bin")]
         self.programs = next((place for place in places if os.path.exists(f"{place}/postgres")), None)
         if self.programs is None:
             raise RuntimeError(f"there is no Postgres {major}: run scripts/prerequisites, or choose another major")
-        self.data, self.port = os.path.join(folder, "postgres"), free_port()
-        os.mkdir(self.data, 0o700)
-        if user is not None:
-            os.chown(self.data, user.pw_uid, user.pw_gid)
+        self.data, self.port = os.path.join(folder, name), free_port()
         self.url = self.url_at(self.port)
+
+    def create(self):
+        os.mkdir(self.data, 0o700)
+        self.give(self.data)
         initdb = ["initdb", "-D", self.data, "-U", "postgres", "-E", "UTF8", "--no-locale", "--no-sync", "-A", "trust"]
         initdb[0] = f"{self.programs}/initdb"
         with open(self.log, "ab") as log:
             subprocess.run(initdb, check=True, stdout=log, stderr=log, cwd="/", **self.identity)
-        with open(f"{self.data}/postgresql.conf", "a", encoding="utf-8") as conf:
-            conf.write(CLUSTER_CONF + f"port = {self.port}\n")
+        self.write("postgresql.conf", CLUSTER_CONF + f"port = {self.port}\n")
         self.start()
         self.wait()
+
+    def give(self, path):
+        if self.user is not None:
+            os.chown(path, self.user.pw_uid, self.user.pw_gid)
+
+    def write(self, name, text):
+        path = os.path.join(self.data, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        self.give(path)
+
+    def clone(self, primary):
+        """Becomes a standby, with the data of a primary that has the slot for it."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        with open(self.log, "ab") as log:
+            session = Psql(primary.url, log)
+            session.ask("select pg_backup_start('standby', true);")
+            # Files that vanish meanwhile are in the WAL.
+            subprocess.run(["cp", "-a", primary.data, self.data], stderr=log, check=False)
+            label = session.ask("select labelfile from pg_backup_stop(false);")
+            session.end()
+        os.remove(f"{self.data}/postmaster.pid")
+        for slot in os.listdir(f"{self.data}/pg_replslot"):
+            shutil.rmtree(f"{self.data}/pg_replslot/{slot}")
+        self.write("backup_label", "\n".join(label) + "\n")
+        self.write("standby.signal", "")
+        self.write("postgresql.conf", CLUSTER_CONF + f"port = {self.port}\n" + STANDBY_CONF.format(port=primary.port))
+        self.start()
 
     def url_at(self, port):
         return f"postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
@@ -299,6 +339,10 @@ class Proxy:
             self.open.set()
         if is_away:
             self.abort()
+
+    async def lead_to(self, target):
+        self.target = target
+        self.abort()
 
     async def cut(self):
         self.abort()

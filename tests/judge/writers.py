@@ -16,6 +16,7 @@ create table outbox (
     xid xid8 default pg_current_xact_id()
 );
 create index on outbox (xid);
+create table resolved (transaction text);
 """
 INSERT = """with bump as (
     insert into aggregates values ('{kind}', '{aggregate}', 1)
@@ -231,6 +232,9 @@ class Writer(threading.Thread):
                 continue
             if int(rows[0]) not in (0, len(ids)):
                 raise RuntimeError(f"transaction {name} has {rows[0]} of {len(ids)} rows")
+            # A commit that was not answered may lack on the standby; once this one is answered it does not.
+            if self.ask(f"insert into resolved values ('{name}');") != ["INSERT 0 1"]:
+                continue
             outcome = "COMMIT" if int(rows[0]) else "ABORT"
             self.ledger.note(f"{outcome}\t{name}")
             if outcome == "COMMIT":
