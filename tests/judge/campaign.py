@@ -49,6 +49,7 @@ PARTITIONS_MAX = 12
 BEHIND_MAX = 20_000
 STALLED_SECONDS = 120
 STOP_SECONDS = 45
+ENDS_MAX = 20
 SETTLE_SECONDS = 180
 QUIET_SECONDS = 2
 RELAY = """
@@ -57,9 +58,11 @@ url = "{database}"
 [slot]
 name = "judged"
 wal_sender_timeout = "3s"
+{slot}
 [outbox]
 table = "public.outbox"
 order_by = "seq"
+{outbox}
 [route]
 topic_prefix = "{prefix}"
 [kafka]
@@ -67,6 +70,13 @@ brokers = "127.0.0.1:{broker}"
 [delivery]
 guarantee = "{guarantee}"
 """
+
+# What each mode adds to [slot] and [outbox].
+MODES = {
+    "slot": {"slot": "", "outbox": ""},
+    "poll": {"slot": 'mode = "poll"', "outbox": ""},
+    "mark": {"slot": "", "outbox": """pending = "status = 'PENDING'"\nmark = "status = 'PUBLISHED'\""""},
+}
 
 
 class Outstanding:
@@ -148,6 +158,7 @@ class World:
         self.proxies["postgres", number], self.proxies["kafka", number] = database, bus
         text = RELAY.format(
             database=self.postgres.url_at(database.port), prefix=PREFIX, broker=door, guarantee=self.options.guarantee,
+            **MODES[self.options.mode],
         )
         self.relays.append(Relay(self.folder, number, self.options.binary, text))
 
@@ -377,6 +388,8 @@ class Campaign:
         self.note("relay-ended", relay.number, how)
         self.say(f"relay {relay.number} ended: {how}: {relay.log}")
         self.ends.append((relay.number, how))
+        if len(self.ends) > ENDS_MAX:
+            raise RuntimeError("relays end again and again")
 
     def candidates(self):
         """What can happen now, by kind: how, to what, and the names that are busy meanwhile."""
@@ -512,6 +525,8 @@ class Campaign:
             if not self.world.outstanding.count() and time.monotonic() - self.world.reader.arrived > QUIET_SECONDS:
                 break
             time.sleep(0.05)
+        else:
+            self.say(f"not all was delivered {SETTLE_SECONDS} s after the last fault")
         self.world.is_settling = False
         self.world.reader.gaps.clear()
         self.judge()
@@ -553,6 +568,7 @@ def arguments():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--kinds", type=lambda text: set(text.split(",")), default=set(WEIGHTS), help=", ".join(WEIGHTS))
     parser.add_argument("--guarantee", choices=["at-least-once", "exactly-once"], default="at-least-once")
+    parser.add_argument("--mode", choices=list(MODES), default="slot", help="what the relays read, and whether they mark")
     parser.add_argument("--relays", type=int, choices=[1, 2, 3], default=2)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--rate", type=float, default=200, help="events a second")
@@ -564,6 +580,8 @@ def arguments():
     options = parser.parse_args()
     if options.kinds - set(WEIGHTS):
         parser.error(f"unknown kinds: {', '.join(sorted(options.kinds - set(WEIGHTS)))}")
+    if options.guarantee == "exactly-once" and options.mode == "mark":
+        parser.error("exactly-once does not mark rows")
     if options.postgres < 17:
         options.kinds -= {"failover"}
     if options.guarantee == "exactly-once":

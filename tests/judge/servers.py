@@ -260,11 +260,15 @@ class Relay(Server):
 
     def setup(self):
         command = [self.binary, "setup", "--config", self.configuration]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=self.environment())
+
+    def environment(self):
+        """Without variables that are settings."""
+        return {name: value for name, value in os.environ.items() if not name.startswith(("WALRELAY_", "PG"))}
 
     def start(self):
         self.is_wanted = True
-        self.spawn([self.binary, "run", "--config", self.configuration])
+        self.spawn([self.binary, "run", "--config", self.configuration], env=self.environment())
 
     def kill(self):
         self.is_wanted = False
