@@ -50,6 +50,8 @@ BEHIND_MAX = 20_000
 STALLED_SECONDS = 120
 STOP_SECONDS = 45
 ENDS_MAX = 20
+# The exit code of a relay that was stopped while its servers were away.
+LEFT = 3
 SETTLE_SECONDS = 180
 QUIET_SECONDS = 2
 RELAY = """
@@ -77,6 +79,10 @@ MODES = {
     "poll": {"slot": 'mode = "poll"', "outbox": ""},
     "mark": {"slot": "", "outbox": """pending = "status = 'PENDING'"\nmark = "status = 'PUBLISHED'\""""},
 }
+
+
+class Found(Exception):
+    """The relays do not go on."""
 
 
 class Outstanding:
@@ -190,7 +196,7 @@ class World:
                     return False
                 self.on_end(relay, "it did not stop")
                 relay.kill()
-            elif relay.process.returncode != 0:
+            elif relay.process.returncode not in (0, LEFT):
                 self.on_end(relay, f"code {relay.process.returncode} after SIGTERM")
             relay.start()
             return True
@@ -389,7 +395,7 @@ class Campaign:
         self.say(f"relay {relay.number} ended: {how}: {relay.log}")
         self.ends.append((relay.number, how))
         if len(self.ends) > ENDS_MAX:
-            raise RuntimeError("relays end again and again")
+            raise Found("relays end again and again")
 
     def candidates(self):
         """What can happen now, by kind: how, to what, and the names that are busy meanwhile."""
@@ -478,7 +484,7 @@ class Campaign:
             return False
         silent = time.monotonic() - self.world.reader.arrived
         if silent > STALLED_SECONDS and not self.busy:
-            raise RuntimeError(f"nothing arrived for {silent:.0f} s, and {behind} events wait")
+            raise Found(f"nothing arrived for {silent:.0f} s, and {behind} events wait")
         return self.world.reader.arrived > last or (silent < 5 and self.chance.random() < 0.02)
 
     def round(self, end):
@@ -547,7 +553,7 @@ class Campaign:
         self.say("judged: " + self.figures() + "; " + (
             "broken: " + ", ".join(f"{count} {kind}" for kind, count in self.broken.items()) if self.broken else "sound"
         ))
-        for kind in self.broken:
+        for kind in [*self.broken, *(["gaps"] if self.last_verdict["gaps"] else [])]:
             for example in self.last_verdict["examples"][kind][:5]:
                 self.say(f"{kind}: {example}")
 
@@ -602,6 +608,9 @@ def run(folder, options):
         while time.monotonic() < end and not campaign.broken:
             campaign.round(min(end, time.monotonic() + options.round_minutes * 60))
         return 1 if campaign.broken or campaign.ends else 0
+    except Found as found:
+        campaign.say(str(found))
+        return 1
     finally:
         if campaign is not None:
             campaign.summary()

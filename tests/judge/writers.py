@@ -154,7 +154,7 @@ class Writer(threading.Thread):
     def transaction(self):
         self.transactions += 1
         name, chance = f"{self.label}.{self.transactions}", self.chance
-        size = chance.choices((1, chance.randint(2, 20), 300), (40, 60, 0.3))[0]
+        size = chance.choices((1, chance.randint(2, 20), chance.randint(100, 600)), (40, 58, 2))[0]
         plan = sorted((chance.choice(KINDS), f"a{chance.randrange(AGGREGATES)}") for _ in range(size))
         fate = chance.choices(("commit", "roll back", "die before", "die at", "die after"), (85, 8, 2, 3, 2))[0]
         undone = chance.random() < 0.1
