@@ -12,8 +12,8 @@ TABLES = """
 create table aggregates (topic text, aggregate text, n int, primary key (topic, aggregate));
 create table outbox (
     id text primary key, aggregatetype text not null, aggregateid text not null, type text not null,
-    payload text, number int, status text default 'PENDING', seq bigint generated always as identity, created_at timestamptz default now(),
-    xid xid8 default pg_current_xact_id()
+    payload text, number int, status text default 'PENDING', seq bigint generated always as identity,
+    created_at timestamptz default now(), xid xid8 default pg_current_xact_id()
 );
 create index on outbox (xid);
 create index on outbox (seq) where status = 'PENDING';
