@@ -315,7 +315,7 @@ def run(folder, options):
 
 def main():
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = tempfile.mkdtemp(prefix="walrelay-campaign-")
     os.chmod(folder, 0o711)
     print(f"seed {options.seed}, {options.binary}, logs in {folder}", flush=True)
@@ -327,7 +327,7 @@ def main():
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         print(f"campaign: {error}", file=sys.stderr)
     finally:
-        if code == 0:
+        if code in (0, 130):
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print(f"kept: {folder}", flush=True)
