@@ -17,8 +17,10 @@ pub const POINTS: [&str; 8] = [
     "confirmed",
 ];
 
-/// Points of rows: read from the table, marked, deleted; and of parked events.
-pub(crate) const TABLE_POINTS: [&str; 10] = [
+/// Points of the table's lease and of rows: read from the table, marked, deleted; and of parked
+/// events.
+pub(crate) const TABLE_POINTS: [&str; 11] = [
+    "leased",
     "intended",
     "slot-made",
     "read",
