@@ -33,11 +33,11 @@ max_wal_size = 256MB
 """
 # Of a primary that has a standby. The relay gets no event, and no writer an answer, that the standby could lose.
 PRIMARY_CONF = """
-synchronous_standby_names = '*'
+synchronous_standby_names = 'standby'
 synchronized_standby_slots = 'standby'
 """
 STANDBY_CONF = PRIMARY_CONF + """
-primary_conninfo = 'host=127.0.0.1 port={port} user=postgres dbname=postgres'
+primary_conninfo = 'host=127.0.0.1 port={port} user=postgres dbname=postgres application_name=standby'
 primary_slot_name = 'standby'
 hot_standby_feedback = on
 sync_replication_slots = on
@@ -256,7 +256,7 @@ class Relay(Server):
         self.configuration = os.path.join(folder, f"relay-{number}.toml")
         with open(self.configuration, "w", encoding="utf-8") as file:
             file.write(settings)
-        self.is_wanted = False
+        self.is_wanted, self.started = False, 0
 
     def setup(self):
         command = [self.binary, "setup", "--config", self.configuration]
@@ -267,7 +267,7 @@ class Relay(Server):
         return {name: value for name, value in os.environ.items() if not name.startswith(("WALRELAY_", "PG"))}
 
     def start(self):
-        self.is_wanted = True
+        self.is_wanted, self.started = True, time.monotonic()
         self.spawn([self.binary, "run", "--config", self.configuration], env=self.environment())
 
     def kill(self):

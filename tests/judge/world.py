@@ -133,7 +133,7 @@ class World:
         if self.standby.ended():
             self.standby.start()
         flushed = self.postgres.sql("select pg_current_wal_flush_lsn()")
-        has = "select 1 from pg_stat_replication where sync_state = 'sync' and flush_lsn >= '{}'"
+        has = "select 1 from pg_stat_replication where application_name = 'standby' and flush_lsn >= '{}'"
         return flushed and self.postgres.sql(has.format(flushed[0])) == ["1"]
 
     # --- faults: each gives what it was done to, for how long, and what mends it -----------------------------------
@@ -144,6 +144,8 @@ class World:
 
     def relay_stop(self, relay):
         relay.is_wanted = False
+        # It takes a moment until a process handles signals.
+        was_young = time.monotonic() - relay.started < 1
         relay.signal(signal.SIGTERM)
         end = time.monotonic() + STOP_SECONDS
 
@@ -153,7 +155,7 @@ class World:
                     return False
                 self.on_end(relay, "it did not stop")
                 relay.kill()
-            elif relay.process.returncode not in (0, LEFT):
+            elif relay.process.returncode not in (0, LEFT, -signal.SIGTERM if was_young else 0):
                 self.on_end(relay, f"code {relay.process.returncode} after SIGTERM")
             relay.start()
             return True
