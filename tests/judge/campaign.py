@@ -178,6 +178,8 @@ class Campaign:
         silent = time.monotonic() - self.world.reader.arrived
         if silent > STALLED_SECONDS and not self.busy:
             raise Found(f"nothing arrived for {silent:.0f} s, and {behind} events wait")
+        if not self.world.reader.count:
+            return False
         return self.world.reader.arrived > last or (silent < 5 and self.chance.random() < 0.02)
 
     def round(self, end):
