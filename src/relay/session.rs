@@ -225,6 +225,7 @@ impl Owned<'_> {
             control,
             marker,
         } = self;
+        failpoint::reached("owned");
         let (producer, sink) =
             producer_of_session(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
@@ -236,14 +237,10 @@ impl Owned<'_> {
             cluster_id,
             ..slot_now(config, facts, confirmed_flush(now.slot.as_ref()))
         };
-        if needs_table(
-            config,
-            loaded.as_ref(),
-            &server,
-            &slot,
-            now.wal_end,
-            &history,
-        ) {
+        let stored = loaded.as_ref();
+        // A slot that was dropped ended our stream. The next look judges what is stored.
+        let is_gone = now.slot.is_none() && config.source.on_loss == OnLoss::Recover;
+        if is_gone || needs_table(config, stored, &server, &slot, now.wal_end, &history) {
             return Ok(None);
         }
         let start = reconcile(

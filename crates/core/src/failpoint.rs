@@ -17,9 +17,10 @@ pub const POINTS: [&str; 8] = [
     "confirmed",
 ];
 
-/// Points of the table's lease and of rows: read from the table, marked, deleted; and of parked
-/// events.
-pub(crate) const TABLE_POINTS: [&str; 11] = [
+/// Points of the slot and the table's lease, before the position is read; of rows: read from the
+/// table, marked, deleted; and of parked events.
+pub(crate) const TABLE_POINTS: [&str; 12] = [
+    "owned",
     "leased",
     "intended",
     "slot-made",
