@@ -2,9 +2,10 @@
 //!
 //! [`simulation`] drives the core through seeded schedules of a model. [`support`] is their
 //! environment around `walrelay-lab`, and tests itself. [`tidy`] holds the repository to its house
-//! rules, [`pages`] the docs to the program, [`allocations`] an event to what it costs. [`live`]
-//! runs `walrelay` as an operator does: each of its files says at its head which promises it is for
-//! (P1 to P14 of `src/lib.rs`), or which page of `docs` it holds to its word.
+//! rules, [`pages`] the docs to the program, [`allocations`] an event to what it costs, [`judge`]
+//! the judge of `scripts/campaign` to logs with known faults. [`live`] runs `walrelay` as an
+//! operator does: each of its files says at its head which promises it is for (P1 to P14 of
+//! `src/lib.rs`), or which page of `docs` it holds to its word.
 //!
 //! `make test` runs every test that is not ignored; `make test-long` those too, and all for longer.
 //! A test that takes more than 15 s in `make test` is in `tests/slow.txt`, with why.
@@ -27,6 +28,7 @@
 )]
 
 mod allocations;
+mod judge;
 mod live;
 mod pages;
 mod support;

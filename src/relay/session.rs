@@ -41,6 +41,7 @@ use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::BaseTypes;
+use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::ServerIdentity;
@@ -224,6 +225,7 @@ impl Owned<'_> {
             control,
             marker,
         } = self;
+        failpoint::reached("owned");
         let (producer, sink) =
             producer_of_session(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
@@ -235,14 +237,10 @@ impl Owned<'_> {
             cluster_id,
             ..slot_now(config, facts, confirmed_flush(now.slot.as_ref()))
         };
-        if needs_table(
-            config,
-            loaded.as_ref(),
-            &server,
-            &slot,
-            now.wal_end,
-            &history,
-        ) {
+        let stored = loaded.as_ref();
+        // A slot that was dropped ended our stream. The next look judges what is stored.
+        let is_gone = now.slot.is_none() && config.source.on_loss == OnLoss::Recover;
+        if is_gone || needs_table(config, stored, &server, &slot, now.wal_end, &history) {
             return Ok(None);
         }
         let start = reconcile(
@@ -329,21 +327,7 @@ impl Lease {
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
         let source = &config.source;
-        let sql = connect(config).await?;
-        if !lease::hold(
-            sql.client(),
-            &source.slot,
-            Hold::Alone,
-            source.wal_sender_timeout,
-        )
-        .await?
-        {
-            let cause = format!(
-                "another relay of slot {} is at work; standing by",
-                source.slot
-            );
-            return Err(Error::new(Kind::SlotActive, cause));
-        }
+        let sql = hold_alone(config).await?;
         listen(sql.client(), config).await?;
         let facts = preflight::inspect(
             sql.client(),
@@ -360,10 +344,17 @@ impl Lease {
         let database = DatabaseIdentity::of(sql.client()).await?;
         let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
+        failpoint::reached("leased");
         let (producer, sink) =
             producer_of_session(config, producer, &server.system_identifier).await?;
         let cluster_id = producer.cluster_id().await?;
         let (store, loaded) = read_position(config, producer, &control, known, &server).await?;
+        // Read again after the position: while this process stood still, another relay may have
+        // had the lease. That ended this session, and the next one finds out what is to be done.
+        let facts = Facts {
+            wal_end: control.wal_position().await?.wal_end,
+            ..facts
+        };
         let slot = SlotNow {
             cluster_id,
             ..slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()))
@@ -414,6 +405,22 @@ impl Lease {
             self.stored.published = Some(published);
         }
     }
+}
+
+/// A session with the lease on the table.
+/// Errors: [`Kind::SlotActive`] where another relay has it, or the slot.
+async fn hold_alone(config: &Config) -> Result<SqlSession> {
+    let source = &config.source;
+    let sql = connect(config).await?;
+    let timeout = source.wal_sender_timeout;
+    if lease::hold(sql.client(), &source.slot, Hold::Alone, timeout).await? {
+        return Ok(sql);
+    }
+    let cause = format!(
+        "another relay of slot {} is at work; standing by",
+        source.slot
+    );
+    Err(Error::new(Kind::SlotActive, cause))
 }
 
 /// Takes the lease that the relays of a slot share, unless a stranger has it.

@@ -148,6 +148,22 @@ fn a_first_start_killed_at_each_failpoint_publishes_every_row_in_order() {
 }
 
 #[test]
+fn a_slot_dropped_before_the_first_position_is_stored_is_recovered() {
+    let world = World::keeping();
+    world.setup();
+    let (command, held) = world.run().held_at("owned", 0);
+    let mut relay = command.start();
+    held.wait();
+    world.emit(&world.sql(), "a");
+    world.drop_slot();
+    held.release();
+    streaming(&world, &mut relay);
+    world.emit(&world.sql(), "a");
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
 fn a_lost_slot_and_a_recreated_slot_are_recovered() {
     let postgres = Postgres::private(15, &[("max_slot_wal_keep_size", "1MB")]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());

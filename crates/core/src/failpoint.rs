@@ -17,8 +17,11 @@ pub const POINTS: [&str; 8] = [
     "confirmed",
 ];
 
-/// Points of rows: read from the table, marked, deleted; and of parked events.
-pub(crate) const TABLE_POINTS: [&str; 10] = [
+/// Points of the slot and the table's lease, before the position is read; of rows: read from the
+/// table, marked, deleted; and of parked events.
+pub(crate) const TABLE_POINTS: [&str; 12] = [
+    "owned",
+    "leased",
     "intended",
     "slot-made",
     "read",

@@ -190,3 +190,35 @@ fn place(header: &str) -> (u64, u64) {
     let half = |text| u64::from_str_radix(text, 16).unwrap();
     (half(high) << 32 | half(low), index.parse().unwrap())
 }
+
+/// What the server's log had when the relay took its lease says nothing of a position that another
+/// relay stored since.
+#[test]
+fn a_poller_that_lost_its_lease_before_it_read_the_position_goes_on() {
+    let world = World::keeping();
+    let run = run(&world).option("--mode", "poll");
+    let publish = |relay: &mut Relay| {
+        relay.wait_ready();
+        emit(&world, 60);
+        world.assert_all_delivered();
+    };
+    let stop = |relay: &mut Relay| {
+        assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+    };
+    let mut before = run.start();
+    publish(&mut before);
+    stop(&mut before);
+    let (command, held) = run.clone().held_at("leased", 0);
+    let mut first = command.start();
+    held.wait();
+    world.sql().run(
+        "select pg_terminate_backend(pid) from pg_locks
+         where locktype = 'advisory' and mode = 'ExclusiveLock' and granted
+             and database = (select oid from pg_database where datname = current_database())",
+    );
+    let mut successor = run.start();
+    publish(&mut successor);
+    stop(&mut successor);
+    held.release();
+    publish(&mut first);
+}

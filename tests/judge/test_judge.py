@@ -1,0 +1,294 @@
+"""Logs with one fault each, and clean ones: the judge finds each fault, and no other."""
+
+import collections
+import contextlib
+import io
+import json
+import os
+import random
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import judge  # noqa: E402: its path comes first
+
+Done = collections.namedtuple("Done", "returncode stdout stderr")
+
+
+def run(arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = judge.main(arguments)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def event(number, aggregate="a", digest=None, topic="t"):
+    return f"{topic}-{aggregate}-{number}", topic, aggregate, number, digest or f"d{aggregate}{number}"
+
+
+class Logs:
+    """A ledger, and the records of its topics."""
+
+    def __init__(self):
+        self.ledger = []
+        self.records = []
+        self.ends = {}
+
+    def transaction(self, name, outcome, *events):
+        written = "\t".join(",".join(map(str, fields)) for fields in events)
+        self.ledger.append(f"INTENT\t{name}\t{written}")
+        if outcome:
+            self.ledger.append(f"{outcome}\t{name}")
+
+    def record(self, fields, partition=0, **changed):
+        identity, topic, aggregate, number, digest = fields
+        topic = changed.get("topic", topic)
+        offset = self.ends.get((topic, partition), 0)
+        self.ends[topic, partition] = offset + 1
+        self.records.append("\t".join(map(str, (
+            topic, partition, offset, changed.get("key", aggregate), changed.get("identity", identity),
+            changed.get("number", number), changed.get("digest", digest), changed.get("isolation", "uncommitted"),
+        ))))
+
+    def committed(self, *numbers, aggregate="a"):
+        for number in numbers:
+            self.transaction(f"{aggregate}{number}", "COMMIT", event(number, aggregate))
+
+    def arrived(self, *numbers, aggregate="a", partition=0):
+        for number in numbers:
+            self.record(event(number, aggregate), partition)
+
+    def judged(self, *options):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {}
+            for name, of in (("ledger", self.ledger), ("records", self.records)):
+                paths[name] = os.path.join(folder, name)
+                with open(paths[name], "w", encoding="utf-8") as file:
+                    file.writelines(line + "\n" for line in of)
+            arguments = ["--ledger", paths["ledger"], "--records", paths["records"], *options]
+            done, text = run(arguments + ["--json"]), run(arguments)
+        assert text.returncode == done.returncode, text
+        return done, text
+
+
+class Clean(unittest.TestCase):
+    def assert_sound(self, logs, *options, **counts):
+        done, _ = logs.judged(*options)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        told = json.loads(done.stdout)
+        for name, count in counts.items():
+            self.assertEqual(told[name], count, name)
+
+    def test_in_order(self):
+        logs = Logs()
+        logs.committed(1, 2, 3)
+        logs.arrived(1, 2, 3)
+        self.assert_sound(logs, committed=3, records=3, duplicates=0)
+
+    def test_nothing_at_all(self):
+        self.assert_sound(Logs(), committed=0)
+
+    def test_rolled_back_events_that_stay_away_and_whose_numbers_are_used_again(self):
+        logs = Logs()
+        logs.transaction("x", "ABORT", ("other", "t", "a", 1, "d"))
+        logs.committed(1)
+        logs.arrived(1)
+        self.assert_sound(logs, rolled_back=1)
+
+    def test_an_unknown_outcome_that_turned_out_either_way(self):
+        logs = Logs()
+        logs.transaction("x", "UNKNOWN", event(1))
+        logs.transaction("y", None, event(1, "b"))
+        logs.transaction("z", "UNKNOWN", event(1, "c"))
+        logs.ledger.append("COMMIT\tz")
+        logs.arrived(1)
+        logs.arrived(1, aggregate="c")
+        self.assert_sound(logs, committed=2, unknown=1)
+
+    def test_duplicates_that_the_later_events_follow(self):
+        logs = Logs()
+        logs.committed(1, 2, 3)
+        logs.arrived(1, 2, 2, 1, 2, 3)
+        self.assert_sound(logs, duplicates=3, gaps=0)
+
+    def test_aggregates_of_one_name_in_two_topics(self):
+        logs = Logs()
+        for topic in "tu":
+            logs.transaction(topic, "COMMIT", event(1, topic=topic))
+            logs.record(event(1, topic=topic))
+        self.assert_sound(logs, aggregates=2)
+
+    def test_records_that_were_read_again(self):
+        logs = Logs()
+        logs.committed(1, 2)
+        logs.arrived(1, 2)
+        logs.records += logs.records
+        self.assert_sound(logs, records=2, duplicates=0)
+
+    def test_a_move_and_an_old_last_record_where_they_are_allowed(self):
+        logs = Logs()
+        logs.committed(1, 2, 3)
+        logs.arrived(1, 2, 1)
+        logs.arrived(2, 3, partition=1)
+        self.assert_sound(logs, "--may-move", "--may-go-stale", scattered=1, stale=1, duplicates=2)
+
+    def test_a_line_that_a_killed_writer_did_not_end(self):
+        logs = Logs()
+        logs.committed(1)
+        logs.arrived(1)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as torn:
+            torn.write("INTENT\tx\tid,t,")
+            torn.flush()
+            self.assert_sound(logs, "--ledger", torn.name)
+
+    def test_a_long_random_run(self):
+        chance, logs = random.Random(7), Logs()
+        sent = {name: 0 for name in "abcdef"}
+        for _ in range(2000):
+            name = chance.choice("abcdef")
+            number = sent[name] = sent[name] + 1
+            logs.committed(number, aggregate=name)
+            if chance.random() < 0.1:
+                start = max(1, number - 5)
+                logs.arrived(*range(start, number), aggregate=name, partition=ord(name) % 3)
+            logs.arrived(number, aggregate=name, partition=ord(name) % 3)
+        self.assert_sound(logs, committed=2000, gaps=0, stale=0)
+
+
+class Broken(unittest.TestCase):
+    def assert_broken(self, logs, *options, **broken):
+        done, text = logs.judged(*options)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        told = json.loads(done.stdout)
+        self.assertEqual(told["broken"], broken)
+        self.assertFalse(told["sound"])
+        for kind in broken:
+            self.assertIn(f"\n{kind}: ", text.stdout)
+
+    def test_lost(self):
+        logs = Logs()
+        logs.committed(1, 2, 3)
+        logs.arrived(1, 3)
+        self.assert_broken(logs, lost=1)
+
+    def test_lost_of_a_transaction_of_unknown_outcome_that_is_half_there(self):
+        logs = Logs()
+        logs.transaction("x", "UNKNOWN", event(1), event(2))
+        logs.arrived(1)
+        self.assert_broken(logs, lost=1)
+
+    def test_lost_of_a_transaction_that_a_later_event_proves(self):
+        logs = Logs()
+        logs.transaction("x", None, event(1), event(1, "b"))
+        logs.committed(2)
+        logs.arrived(2)
+        self.assert_broken(logs, lost=2)
+
+    def test_a_whole_aggregate_lost(self):
+        logs = Logs()
+        logs.committed(1, 2)
+        logs.committed(1, aggregate="b")
+        logs.arrived(1, aggregate="b")
+        self.assert_broken(logs, lost=2)
+
+    def test_phantom(self):
+        logs = Logs()
+        logs.committed(1)
+        logs.arrived(1)
+        logs.record(event(2))
+        logs.record(event(1), identity="")
+        self.assert_broken(logs, phantom=2)
+
+    def test_aborted(self):
+        logs = Logs()
+        logs.committed(1)
+        logs.transaction("x", "ABORT", event(2))
+        logs.arrived(1, 2)
+        self.assert_broken(logs, aborted=1)
+
+    def test_altered(self):
+        for changed in ({"digest": "other"}, {"number": 7}):
+            logs = Logs()
+            logs.committed(1)
+            logs.record(event(1), **changed)
+            self.assert_broken(logs, altered=1)
+
+    def test_misplaced(self):
+        for changed in ({"key": "b"}, {"topic": "u"}):
+            logs = Logs()
+            logs.committed(1, 2)
+            logs.arrived(1, 2)
+            logs.record(event(1), **changed)
+            self.assert_broken(logs, misplaced=1)
+
+    def test_reordered(self):
+        logs = Logs()
+        logs.committed(1, 2, 3)
+        logs.arrived(1, 3, 2, 3)
+        self.assert_broken(logs, reordered=1)
+
+    def test_scattered(self):
+        logs = Logs()
+        logs.committed(1, 2)
+        logs.arrived(1)
+        logs.arrived(2, partition=1)
+        self.assert_broken(logs, scattered=1)
+
+    def test_stale(self):
+        logs = Logs()
+        logs.committed(1, 2, 3)
+        logs.arrived(1, 2, 3, 1, 2)
+        self.assert_broken(logs, stale=1)
+
+    def test_a_gap_after_a_duplicate_is_counted(self):
+        logs = Logs()
+        logs.committed(1, 2, 3, 4)
+        logs.arrived(1, 2, 3, 1, 4)
+        done, _ = logs.judged()
+        self.assertEqual((done.returncode, json.loads(done.stdout)["gaps"]), (0, 1))
+
+    def test_duplicates_under_exactly_once(self):
+        logs = Logs()
+        logs.committed(1)
+        for _ in range(2):
+            logs.record(event(1), isolation="committed")
+        self.assert_broken(logs, "--guarantee", "exactly-once", duplicates=1)
+
+
+class Unfit(unittest.TestCase):
+    def assert_unfit(self, logs, *options):
+        done, _ = logs.judged(*options)
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertTrue(done.stderr.startswith("judge: "), done.stderr)
+
+    def test_a_ledger_that_lacks_an_event(self):
+        logs = Logs()
+        logs.committed(1, 3)
+        logs.arrived(1, 3)
+        self.assert_unfit(logs)
+
+    def test_a_ledger_that_contradicts_itself(self):
+        for line in ("COMMIT\tx", "ABORT\ta1", "INTENT\ta1\tid,t,b,1,d", "INTENT\tz\tt-a-1,t,a,1,d", "NONSENSE"):
+            logs = Logs()
+            logs.committed(1)
+            logs.arrived(1)
+            logs.ledger.append(line)
+            self.assert_unfit(logs)
+
+    def test_records_that_are_none(self):
+        for line in ("t\t0\t1", "t\tx\t1\ta\tid\t1\td\tuncommitted", "t\t0\t1\ta\tid\t1\td\tdirty"):
+            logs = Logs()
+            logs.records.append(line)
+            self.assert_unfit(logs)
+
+    def test_exactly_once_from_uncommitted_reads(self):
+        logs = Logs()
+        logs.committed(1)
+        logs.arrived(1)
+        self.assert_unfit(logs, "--guarantee", "exactly-once")
+
+
+if __name__ == "__main__":
+    unittest.main()
