@@ -1,4 +1,4 @@
-//! docs/how-to/map-columns.md and docs/reference/webhook.md: configurations for CloudEvents, read
+//! docs/how-to/map-columns.md: its configurations for CloudEvents, of Kafka and of webhooks, read
 //! with the official SDK for Python.
 
 use std::io::Write;

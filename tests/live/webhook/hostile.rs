@@ -283,7 +283,7 @@ fn attempts(decoy: &str) -> Vec<(&'static str, String, Value)> {
         ("\r\nHost: evil", none(), json!({})),
         ("\u{e9}", none(), json!({})),
         ("", line_break.clone(), json!({})),
-        ("", format!("\u{e9}\r\n"), json!({})),
+        ("", "\u{e9}\r\n".to_owned(), json!({})),
         header("Host", decoy),
         header("hOsT", decoy),
         header(":authority", decoy),
