@@ -52,7 +52,7 @@ pub(super) fn small_events_for_a_frozen_server_stay_within_the_memory_limit<B: T
     lab.world.sql().run(&format!(
         "insert into outbox select gen_random_uuid(), '{kind}', '{kind}-' || n % 500, 'Changed',
             jsonb_build_object('v', n, 'of', '{kind}-' || n % 500)
-         from generate_series(1, 40000) n"
+         from generate_series(1, 25000) n"
     ));
     wait_full(&relay, LIMIT);
     let grown = relay.process.memory_bytes("VmRSS:").expect("it runs");
@@ -81,7 +81,7 @@ pub(super) fn large_events_for_a_frozen_server_stay_within_the_memory_limit<B: T
     let relay = waiting(&mut lab, "[sink]\nmax_in_flight_bytes = \"8MiB\"\n");
     let kind = lab.world.kind(0);
     lab.world.sql().run(&format!(
-        "select emit('{kind}', '{kind}-' || n % 50, 200000) from generate_series(1, 600) n"
+        "select emit('{kind}', '{kind}-' || n % 50, 200000) from generate_series(1, 480) n"
     ));
     // One event more may not fit.
     wait_full(&relay, LIMIT - (1 << 20));
