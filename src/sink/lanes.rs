@@ -86,12 +86,6 @@ pub enum ServerState {
     Lost(Away),
 }
 
-impl ServerState {
-    pub(super) fn is_blocked(&self) -> bool {
-        matches!(self, ServerState::Blocked(_))
-    }
-}
-
 /// What records need on a bus.
 #[derive(Debug)]
 pub struct Place {

@@ -33,6 +33,11 @@ fn wait_full(relay: &Relay, limit: u64) {
 #[track_caller]
 fn all_is_well<B: TestServer>(mut lab: Lab<B>, relay: &Relay) {
     lab.bus.thaw();
+    let rows = lab.world.committed();
+    let count = || lab.count();
+    eventually("as many records as rows", DELIVERED, count, |count| {
+        *count >= rows
+    });
     let found = lab.all_delivered();
     let peak = relay.process.resident_peak_bytes().expect("it runs");
     eprintln!("{}: {} MiB at most", B::NAME, peak >> 20);
