@@ -22,12 +22,9 @@ fn waiting<B: TestServer>(lab: &mut Lab<B>, lines: &str) -> Relay {
     relay
 }
 
-#[track_caller]
-fn wait_full(relay: &Relay, limit: u64) {
-    let in_flight = || relay.metric("walrelay_in_flight_bytes").unwrap_or(0.0);
-    eventually("no more is taken in", DELIVERED, in_flight, |bytes| {
-        *bytes >= limit as f64
-    });
+fn in_flight(relay: &Relay, what: &str) -> f64 {
+    let sample = format!("walrelay_in_flight_{what}");
+    relay.metric(&sample).unwrap_or_default()
 }
 
 #[track_caller]
@@ -48,21 +45,31 @@ fn all_is_well<B: TestServer>(mut lab: Lab<B>, relay: &Relay) {
 /// A record in the queue of a client costs more than a small event has bytes.
 pub(super) fn small_events_for_a_frozen_server_stay_within_the_memory_limit<B: TestServer>() {
     const LIMIT: u64 = 16 << 20;
+    const BATCH: u32 = 5_000;
     let Some(mut lab) = Lab::<B>::new(Fate::Frozen) else {
         return;
     };
     let relay = waiting(&mut lab, "");
     let before = relay.process.memory_bytes("VmRSS:").expect("it runs");
     let kind = lab.world.kind(0);
-    lab.world.sql().run(&format!(
-        "insert into outbox select gen_random_uuid(), '{kind}', '{kind}-' || n % 500, 'Changed',
-            jsonb_build_object('v', n, 'of', '{kind}-' || n % 500)
-         from generate_series(1, 25000) n"
-    ));
-    wait_full(&relay, LIMIT);
+    let mut committed = 0;
+    let mut is_full = false;
+    while !is_full {
+        lab.world.sql().run(&format!(
+            "insert into outbox select gen_random_uuid(), '{kind}', '{kind}-' || n % 500, 'Changed',
+                jsonb_build_object('v', n, 'of', '{kind}-' || n % 500)
+             from generate_series({committed} + 1, {committed} + {BATCH}) n"
+        ));
+        committed += BATCH;
+        let taken = || ["events", "bytes"].map(|what| in_flight(&relay, what));
+        let [_, bytes] = eventually("they are taken in", DELIVERED, taken, |[events, bytes]| {
+            *events >= f64::from(committed) || *bytes >= LIMIT as f64
+        });
+        is_full = bytes >= LIMIT as f64;
+    }
     let grown = relay.process.memory_bytes("VmRSS:").expect("it runs");
     let grown = grown.saturating_sub(before);
-    let events = relay.metric("walrelay_in_flight_events").unwrap_or(1.0);
+    let events = in_flight(&relay, "events");
     eprintln!(
         "{}: {events} events in flight: {} MiB more, {:.0} bytes each",
         B::NAME,
@@ -89,6 +96,10 @@ pub(super) fn large_events_for_a_frozen_server_stay_within_the_memory_limit<B: T
         "select emit('{kind}', '{kind}-' || n % 50, 200000) from generate_series(1, 480) n"
     ));
     // One event more may not fit.
-    wait_full(&relay, LIMIT - (1 << 20));
+    let full = (LIMIT - (1 << 20)) as f64;
+    let bytes = || in_flight(&relay, "bytes");
+    eventually("no more is taken in", DELIVERED, bytes, |bytes| {
+        *bytes >= full
+    });
     all_is_well(lab, &relay);
 }
