@@ -101,13 +101,6 @@ pub enum ServerState {
     Lost(Away),
 }
 
-impl ServerState {
-    #[cfg(feature = "rabbitmq")]
-    pub(super) fn is_blocked(&self) -> bool {
-        matches!(self, ServerState::Blocked(_))
-    }
-}
-
 /// What records need on a bus.
 #[derive(Debug)]
 pub struct Place {

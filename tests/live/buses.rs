@@ -1,10 +1,13 @@
 //! P1, P2, P3, P4, P5, P9, P12: the promises that every bus keeps, each by one scenario for all.
 
 mod kafka;
+mod memory;
 #[cfg(feature = "nats")]
 mod nats;
+mod network;
 mod order;
 mod outages;
+mod parked;
 mod poison;
 mod polled;
 mod pressure;
@@ -28,7 +31,8 @@ use crate::support::sql::Sql;
 use crate::support::wait::{Stopped, eventually};
 use crate::support::world::{ARRIVAL, World, committed};
 
-/// The scenarios. Each is a test of each bus; some need a server that can be away.
+/// The scenarios. Each is a test of each bus; some need a server that can be away, or an
+/// answer to each record.
 macro_rules! scenarios {
     ($bus:ty) => {
         crate::live::buses::scenarios! { $bus:
@@ -44,8 +48,18 @@ macro_rules! scenarios {
     };
     ($bus:ty, away) => {
         crate::live::buses::scenarios! { $bus:
+            memory::large_events_for_a_frozen_server_stay_within_the_memory_limit,
+            memory::small_events_for_a_frozen_server_stay_within_the_memory_limit,
             outages::a_server_killed_absent_and_frozen_loses_and_reorders_nothing,
             pressure::a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded,
+        }
+    };
+    ($bus:ty, lanes) => {
+        crate::live::buses::scenarios! { $bus:
+            network::a_network_that_breaks_or_is_silent_loses_and_reorders_nothing,
+            parked::a_locked_row_delays_its_key_alone_and_its_event_is_sent_once,
+            parked::parked_keys_of_a_poller_keep_their_order_across_kills,
+            parked::parked_keys_of_a_slot_keep_their_order_across_kills,
         }
     };
     ($bus:ty: $($scenario:ident::$test:ident,)*) => {
@@ -112,6 +126,15 @@ trait TestServer: TestBus {
     fn freeze(&mut self);
 
     fn thaw(&mut self);
+
+    /// The relay gives up no connection for an answer that does not come.
+    fn patient(&self, run: RelayCommand) -> RelayCommand;
+}
+
+/// One that answers for each record, at the configured address alone: a proxy can be there.
+trait TestLanes: TestBus {
+    /// The lines of a configuration file that lead to this address.
+    fn lines_to(&self, address: &str) -> String;
 }
 
 /// The server that all tests use, or one of the test's own.
@@ -176,7 +199,12 @@ impl<B: TestBus> Lab<B> {
 
     /// `run` with these lines in its configuration file.
     fn run(&self, lines: &str) -> RelayCommand {
-        let toml = format!("{LINES}{}{lines}", self.bus.lines());
+        self.run_with(&self.bus.lines(), lines)
+    }
+
+    /// The same with these lines that lead to the bus.
+    fn run_with(&self, bus: &str, lines: &str) -> RelayCommand {
+        let toml = format!("{LINES}{bus}{lines}");
         self.world
             .command("run")
             .option("--sink", B::NAME)

@@ -1,6 +1,7 @@
 //! P1, P2, P3: on NATS JetStream each event arrives, in the order of its key, whatever ends or
 //! stands still; an event that cannot be delivered holds up no other key.
 
+mod copies;
 mod login;
 
 use std::sync::Arc;

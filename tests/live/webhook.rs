@@ -1,5 +1,8 @@
 //! P1, P2, P3: webhooks, with a receiver that answers as it is told to.
 
+mod hostile;
+mod signed;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,6 +25,7 @@ const BUS_REFUSED: Option<i32> = Some(31);
 /// One request, as it came.
 #[derive(Debug, Clone)]
 pub(super) struct Post {
+    method: String,
     pub(super) path: String,
     pub(super) headers: BTreeMap<String, String>,
     pub(super) body: Vec<u8>,
@@ -34,7 +38,7 @@ impl Post {
 
     /// The aggregate and the version of an event of the workload; empty and 0 of another.
     fn event(&self) -> (String, i64) {
-        let payload: Value = serde_json::from_slice(&self.body).expect("JSON");
+        let payload: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         let aggregate = payload["of"].as_str().unwrap_or_default().to_owned();
         (aggregate, payload["v"].as_i64().unwrap_or_default())
     }
@@ -51,6 +55,8 @@ pub(super) enum Reply {
     Closed,
     /// Answers 200, and never ends the body.
     Endless,
+    /// Answers 200 with a body of this length, and closes the connection after so many bytes.
+    Body { length: usize, sent: usize },
 }
 
 pub(super) const OK: Reply = Reply::Status(200, "");
@@ -157,7 +163,10 @@ impl Receiver {
                 state.busy.remove(&aggregate);
                 if matches!(
                     reply,
-                    Reply::Status(200..=299, _) | Reply::KeptAndClosed | Reply::Endless
+                    Reply::Status(200..=299, _)
+                        | Reply::KeptAndClosed
+                        | Reply::Endless
+                        | Reply::Body { .. }
                 ) {
                     state.kept.push(post);
                 }
@@ -167,6 +176,10 @@ impl Receiver {
                     format!("HTTP/1.1 {status} Told\r\n{lines}Content-Length: 0\r\n\r\n")
                 }
                 Reply::Endless => "HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\nx".to_owned(),
+                Reply::Body { length, sent } => {
+                    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+                    return answer_at_length(reader.get_mut(), &head, sent);
+                }
                 Reply::KeptAndClosed | Reply::Closed => return,
             };
             let stream = reader.get_mut();
@@ -211,6 +224,18 @@ impl Receiver {
     }
 }
 
+/// Writes until the client has enough.
+fn answer_at_length(stream: &mut impl Write, head: &str, sent: usize) {
+    let piece = [b'x'; 1 << 16];
+    let mut written = stream.write_all(head.as_bytes());
+    let mut left = sent;
+    while left > 0 && written.is_ok() {
+        let length = left.min(piece.len());
+        left -= length;
+        written = stream.write_all(piece.get(..length).unwrap_or_default());
+    }
+}
+
 fn read(reader: &mut impl BufRead) -> Option<Post> {
     let mut lines = Vec::new();
     loop {
@@ -229,12 +254,15 @@ fn read(reader: &mut impl BufRead) -> Option<Post> {
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    let length = headers.get("content-length")?.parse().ok()?;
+    let length = headers
+        .get("content-length")
+        .map_or(Some(0), |length| length.parse().ok())?;
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    assert!(first.starts_with("POST "), "{first}");
+    let mut words = first.split(' ');
     Some(Post {
-        path: first.split(' ').nth(1)?.to_owned(),
+        method: words.next()?.to_owned(),
+        path: words.next()?.to_owned(),
         headers,
         body,
     })

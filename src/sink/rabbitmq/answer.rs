@@ -20,6 +20,8 @@ pub(super) enum Said {
     Acked,
     /// It was not taken now, for this reason. It is to come again.
     Later(Error),
+    /// A queue did not take it: AMQP does not say why, but it is no fault of the record.
+    Full(Error),
     /// It is not taken.
     Refused(Error),
     /// The connection is of no use any more.
@@ -38,7 +40,7 @@ pub(super) fn confirmed(confirmation: &Confirmation, topic: &str) -> Said {
             let create = BUS.create_topic.replace("{topic}", topic);
             Said::Refused(refused(topic, &cause, &create))
         }
-        Confirmation::Nack(_) => Said::Later(later(topic, "a queue is full, or failed")),
+        Confirmation::Nack(_) => Said::Full(later(topic, "a queue is full, or failed")),
         Confirmation::NotRequested => Said::Lost("the server confirms nothing".to_owned()),
     }
 }
@@ -181,7 +183,7 @@ mod tests {
         ));
         assert!(matches!(
             confirmed(&Confirmation::Nack(None), "t"),
-            Said::Later(error) if error.kind() == Kind::BusUnreachable
+            Said::Full(error) if error.kind() == Kind::BusUnreachable
         ));
         assert!(matches!(
             confirmed(&Confirmation::NotRequested, "t"),

@@ -127,6 +127,7 @@ impl LaneBus for Rabbitmq {
         };
         match said {
             Said::Acked => Answer::Acked,
+            Said::Full(error) => Answer::Full(error),
             Said::Later(error) | Said::Refused(error) => refused(error),
             Said::Lost(cause) => {
                 self.session.end(&session);

@@ -330,11 +330,8 @@ impl Session {
     async fn elapsed(&self, limit: Duration) {
         let mut told = self.told.subscribe();
         // The sender lives as long as `self`.
-        while told.wait_for(|server| !server.is_blocked()).await.is_ok() {
-            if timeout(limit, told.wait_for(ServerState::is_blocked))
-                .await
-                .is_err()
-            {
+        while told.wait_for(|server| !is_blocked(server)).await.is_ok() {
+            if timeout(limit, told.wait_for(is_blocked)).await.is_err() {
                 return;
             }
         }
@@ -373,6 +370,10 @@ impl Session {
     }
 }
 
+fn is_blocked(server: &ServerState) -> bool {
+    matches!(server, ServerState::Blocked(_))
+}
+
 impl present::Connection for Session {
     /// One that blocks us answers.
     async fn ping(&self) -> Result<(), Away> {
@@ -380,7 +381,7 @@ impl present::Connection for Session {
         let opened = timeout(PING_TIMEOUT, self.connection.create_channel());
         tokio::select! {
             biased;
-            Ok(_) = told.wait_for(ServerState::is_blocked) => Ok(()),
+            Ok(_) = told.wait_for(is_blocked) => Ok(()),
             opened = opened => match opened {
                 Ok(Ok(_)) => Ok(()),
                 Ok(Err(error)) => Err(Away::Unreachable(error.to_string())),

@@ -1,14 +1,21 @@
 //! P1, P2, P3, P4, P5, P9, P12: Kafka, as the scenarios of every bus use it.
 
+use std::collections::BTreeSet;
+
 use walrelay_lab::verify::Topics;
 
 use super::{Fate, Server, TestBus, TestServer, scenarios};
+use crate::support::relay::RelayCommand;
 use crate::support::servers::Kafka;
 use crate::support::topic;
 
 const PARTITIONS: i32 = 2;
 
-struct Brokers(Server<Kafka>);
+struct Brokers {
+    kafka: Server<Kafka>,
+    /// Whoever asks for another one makes it.
+    topics: BTreeSet<String>,
+}
 
 scenarios!(Brokers);
 scenarios!(Brokers, away);
@@ -18,16 +25,18 @@ impl TestBus for Brokers {
     const NO_PLACE: [&str; 2] = ["the topic does not exist", "--create --topic"];
 
     fn start(fate: Fate) -> Option<Brokers> {
-        Some(Brokers(match fate {
+        let kafka = match fate {
             Fate::Shared => Server::Shared(Kafka::shared()),
             Fate::Killed => Server::Own(Box::new(Kafka::private())),
             // It stays the leader of its partitions.
             Fate::Frozen => Server::Own(Box::new(Kafka::never_fenced())),
-        }))
+        };
+        let topics = BTreeSet::new();
+        Some(Brokers { kafka, topics })
     }
 
     fn address(&self) -> &str {
-        self.0.brokers()
+        self.kafka.brokers()
     }
 
     fn lines(&self) -> String {
@@ -40,22 +49,22 @@ impl TestBus for Brokers {
 
     fn make(&mut self, topic: &str) {
         topic::create(self.address(), topic, PARTITIONS, &[]);
+        self.topics.insert(topic.to_owned());
     }
 
     fn unmake(&mut self, topic: &str) {
         topic::delete(self.address(), topic);
+        self.topics.remove(topic);
     }
 
     fn count(&mut self, topics: &[String]) -> i64 {
-        let counts = topics.iter();
-        counts
-            .map(|topic| topic::count(self.address(), topic))
-            .sum()
+        let made = topics.iter().filter(|topic| self.topics.contains(*topic));
+        made.map(|topic| topic::count(self.address(), topic)).sum()
     }
 
     fn found(&mut self, topics: &[String]) -> Topics {
         let mut found = Topics::default();
-        for topic in topics {
+        for topic in topics.iter().filter(|topic| self.topics.contains(*topic)) {
             let (partitions, records) = topic::read_whole(self.address(), topic);
             let partitions = i32::try_from(partitions).expect("a count of partitions");
             found.partitions.insert(topic.as_str().into(), partitions);
@@ -68,18 +77,22 @@ impl TestBus for Brokers {
 
 impl TestServer for Brokers {
     fn kill_hard(&mut self) {
-        self.0.own().kill_hard();
+        self.kafka.own().kill_hard();
     }
 
     fn run(&mut self) {
-        self.0.own().start();
+        self.kafka.own().start();
     }
 
     fn freeze(&mut self) {
-        self.0.own().freeze();
+        self.kafka.own().freeze();
     }
 
     fn thaw(&mut self) {
-        self.0.own().thaw();
+        self.kafka.own().thaw();
+    }
+
+    fn patient(&self, run: RelayCommand) -> RelayCommand {
+        run
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::json;
 use walrelay_lab::verify::{Delivered, Topics, fingerprint};
 
-use super::{Fate, TestBus, TestServer, scenarios};
+use super::{Fate, TestBus, TestLanes, TestServer, scenarios};
+use crate::support::relay::RelayCommand;
 use crate::support::servers::Nats;
 
 /// A server with a stream for each topic.
@@ -13,6 +14,7 @@ struct Streams(Nats);
 
 scenarios!(Streams);
 scenarios!(Streams, away);
+scenarios!(Streams, lanes);
 
 /// The name of a stream has no dots.
 fn stream(topic: &str) -> String {
@@ -33,10 +35,7 @@ impl TestBus for Streams {
     }
 
     fn lines(&self) -> String {
-        format!(
-            "[nats]\nservers = \"{}\"\nack_timeout = \"2s\"\n",
-            self.address()
-        )
+        self.lines_to(self.address())
     }
 
     fn make(&mut self, topic: &str) {
@@ -79,6 +78,12 @@ impl TestBus for Streams {
     }
 }
 
+impl TestLanes for Streams {
+    fn lines_to(&self, address: &str) -> String {
+        format!("[nats]\nservers = \"{address}\"\nack_timeout = \"2s\"\n")
+    }
+}
+
 impl TestServer for Streams {
     fn kill_hard(&mut self) {
         self.0.kill_hard();
@@ -94,5 +99,9 @@ impl TestServer for Streams {
 
     fn thaw(&mut self) {
         self.0.signal("CONT");
+    }
+
+    fn patient(&self, run: RelayCommand) -> RelayCommand {
+        run.variable("WALRELAY_NATS_ACK_TIMEOUT", "5m")
     }
 }

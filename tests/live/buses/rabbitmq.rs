@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use walrelay_lab::verify::{Delivered, Topics, fingerprint};
 
-use super::{Fate, Server, TestBus, TestServer, scenarios};
+use super::{Fate, Server, TestBus, TestLanes, TestServer, scenarios};
 use crate::live::rabbitmq::client::{Client, Queue};
+use crate::support::relay::RelayCommand;
 use crate::support::servers::Rabbitmq;
 
 /// A server with a queue for each topic, which the default exchange knows by its name.
@@ -18,6 +19,7 @@ struct Queues {
 
 scenarios!(Queues);
 scenarios!(Queues, away);
+scenarios!(Queues, lanes);
 
 impl TestBus for Queues {
     const NAME: &str = "rabbitmq";
@@ -46,10 +48,7 @@ impl TestBus for Queues {
     }
 
     fn lines(&self) -> String {
-        format!(
-            "[rabbitmq]\nservers = \"{}\"\nack_timeout = \"2s\"\nheartbeat = \"2s\"\n",
-            self.address()
-        )
+        self.lines_to(self.address())
     }
 
     fn make(&mut self, topic: &str) {
@@ -92,6 +91,13 @@ impl TestBus for Queues {
     }
 }
 
+impl TestLanes for Queues {
+    fn lines_to(&self, address: &str) -> String {
+        let waits = "ack_timeout = \"2s\"\nheartbeat = \"2s\"\n";
+        format!("[rabbitmq]\nservers = \"{address}\"\n{waits}")
+    }
+}
+
 impl TestServer for Queues {
     fn kill_hard(&mut self) {
         self.server.own().kill_hard();
@@ -107,5 +113,10 @@ impl TestServer for Queues {
 
     fn thaw(&mut self) {
         self.server.own().signal("CONT");
+    }
+
+    fn patient(&self, run: RelayCommand) -> RelayCommand {
+        run.variable("WALRELAY_RABBITMQ_ACK_TIMEOUT", "5m")
+            .variable("WALRELAY_RABBITMQ_HEARTBEAT", "5m")
     }
 }

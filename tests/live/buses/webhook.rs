@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use walrelay_lab::verify::{Delivered, Topics, fingerprint};
 
-use super::{Fate, TestBus, scenarios};
+use super::{Fate, TestBus, TestLanes, scenarios};
 use crate::live::webhook::{OK, Post, Receiver, Reply};
 
 /// Larger than any event but those that no server takes.
@@ -19,6 +19,7 @@ struct Hook {
 }
 
 scenarios!(Hook);
+scenarios!(Hook, lanes);
 
 fn topic(post: &Post) -> &str {
     post.path.trim_start_matches("/in/")
@@ -38,6 +39,12 @@ fn judged(post: &Post, topics: &BTreeSet<String>) -> Reply {
 impl Hook {
     fn topics(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.topics.lock().expect("the topics")
+    }
+}
+
+impl TestLanes for Hook {
+    fn lines_to(&self, address: &str) -> String {
+        format!("[webhook]\nurl = \"http://{address}/in/{{topic}}\"\ntimeout = \"2s\"\n")
     }
 }
 
@@ -62,8 +69,7 @@ impl TestBus for Hook {
     }
 
     fn lines(&self) -> String {
-        let url = format!("http://{}/in/{{topic}}", self.address);
-        format!("[webhook]\nurl = \"{url}\"\ntimeout = \"2s\"\n")
+        self.lines_to(&self.address)
     }
 
     fn make(&mut self, topic: &str) {

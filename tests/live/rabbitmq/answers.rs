@@ -16,6 +16,8 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 const BUS_REFUSED: Option<i32> = Some(31);
+const COPIES: &str = "copies";
+const OTHERS: &str = "others";
 
 #[track_caller]
 fn parked(world: &World, count: i64) {
@@ -204,28 +206,66 @@ fn headers_from_rows_stay_in_their_place() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
-/// P1, P5: a full queue is waited for.
-#[test]
-fn a_full_queue_is_waited_for() {
-    let Some(rabbitmq) = Rabbitmq::shared() else {
-        return;
-    };
-    let mut lab = Lab::bare(rabbitmq, Queue::Classic);
+/// Two kinds of events have a queue each. That of the first kind takes five messages; a second queue
+/// without a limit takes the same.
+fn nearly_full(rabbitmq: &Rabbitmq, kind: Queue) -> Lab {
+    let mut lab = Lab::bare(rabbitmq, kind);
     lab.client.declare_exchange(EXCHANGE, false);
     let full = [
         ("x-max-length", AMQPValue::LongInt(5)),
         ("x-overflow", AMQPValue::LongString("reject-publish".into())),
     ];
-    lab.client.declare_with(QUEUE, Queue::Classic, &full);
-    lab.client.bind(QUEUE, EXCHANGE, "#");
-    let mut relay = ready(&lab.run(rabbitmq));
-    let sql = lab.world.sql();
-    (0..12).for_each(|_| lab.world.emit(&sql, "a"));
-    let line = logged(&relay, "record_delayed");
-    assert!(line.contains("a queue is full"), "{line}");
-    let found = lab.all_delivered();
-    assert_eq!(found.duplicates, 0);
-    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    lab.client.declare_with(QUEUE, kind, &full);
+    lab.client.declare_queue(COPIES, Queue::Classic);
+    lab.client.declare_queue(OTHERS, Queue::Classic);
+    for (queue, kind) in [(QUEUE, 0), (COPIES, 0), (OTHERS, 1)] {
+        lab.client.bind(queue, EXCHANGE, &lab.world.topic(kind));
+    }
+    lab
+}
+
+/// P1, P3, P5: a server says with a nack that a queue has no room, which is no fault of an event.
+#[test]
+fn a_full_queue_is_waited_for_whatever_becomes_of_refused_events() {
+    let Some(rabbitmq) = Rabbitmq::shared() else {
+        return;
+    };
+    let lines = format!("exchange = \"{EXCHANGE}\"\n[delivery]\nretry_attempts = 0\n");
+    let cases = [(Queue::Classic, "park"), (Queue::Quorum, "skip")];
+    // Both wait at the same time.
+    let mut running = cases.map(|(kind, on_error)| {
+        let lab = nearly_full(rabbitmq, kind);
+        let relay = ready(&lab.with(rabbitmq, &lines).option("--on-error", on_error));
+        let sql = lab.world.sql();
+        (0..20).for_each(|_| lab.world.emit(&sql, "a"));
+        (lab, relay)
+    });
+    for (lab, relay) in &mut running {
+        let line = logged(relay, "record_delayed");
+        assert!(line.contains("a queue is full"), "{line}");
+        // The server takes others, so that it is not away.
+        lab.world.emit_to(&lab.world.sql(), 1, "b");
+        let others = || lab.client.read(OTHERS, Queue::Classic);
+        eventually("others arrive", ARRIVAL, others, |count| *count == 1);
+        // The other queue gets a copy with each attempt.
+        let attempts = || lab.client.waiting(COPIES) - lab.client.waiting(QUEUE);
+        eventually("it is tried five times", ARRIVAL, attempts, |attempts| {
+            *attempts >= 5
+        });
+    }
+    // Each queue has room at once.
+    for (lab, _) in &mut running {
+        lab.take();
+    }
+    for (mut lab, mut relay) in running {
+        let found = lab.all_delivered();
+        assert_eq!(found.duplicates, 0);
+        let log = relay.log();
+        let left = ["event_parked", "event_given_up", "record_refused"];
+        let has = |code: &&str| log.contains(&format!("\"event\":\"{code}\""));
+        assert!(!left.iter().any(has), "{log}");
+        assert_eq!(relay.terminate(EXIT), Some(0), "{log}");
+    }
 }
 
 /// P1, P2: a queue that answers nothing holds up its own records, and a server that answers is

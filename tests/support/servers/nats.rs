@@ -105,9 +105,10 @@ impl Nats {
     fn configure(&self, lines: &str) {
         let (name, address) = (&self.name, &self.address);
         let store = self.directory.join("store").display().to_string();
+        // The tests read large streams more slowly than the server sends them.
         let configuration = format!(
-            "listen: \"{address}\"\nserver_name: \"{name}\"\njetstream {{ store_dir: {store:?} \
-             }}\n{lines}\n"
+            "listen: \"{address}\"\nserver_name: \"{name}\"\nmax_pending: 512MB\njetstream {{ \
+             store_dir: {store:?} }}\n{lines}\n"
         );
         std::fs::write(self.directory.join("nats.conf"), configuration).expect("a configuration");
     }
