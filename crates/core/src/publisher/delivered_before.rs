@@ -8,11 +8,12 @@
 //! and the position of another slot's relay says nothing of this one's events.
 //!
 //! Records are remembered by what hashes to 64 bits under random keys, and only those at or above
-//! the stored position: some thirty bytes each, at most 100,000 (P4). The relay publishes again any
-//! event that it did not find there, and with it everything behind it of the same key: a copy of an
-//! old event never comes last where a newer one was skipped (P2).
+//! the stored position: some thirty bytes each, at most 100,000 (P4). A copy of an old event never
+//! comes last where a newer one is skipped (P2): the relay publishes again any event that it did
+//! not find there, and with it everything behind it of the same key. An event that has an older one
+//! of its key behind it in the topic counts as not found.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 use crate::config::OutboxConfig;
@@ -53,8 +54,16 @@ pub struct DeliveredBefore {
     reads: bool,
 }
 
-/// Records that may be published again, by what their keys hash to.
-type Records = HashMap<Option<u64>, HashSet<u64>>;
+/// Records that may be published again, by what their keys hash to, in the order of their places.
+type Records = HashMap<u64, Vec<Found>>;
+
+/// A record in a topic.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    commit_lsn: Lsn,
+    index: u64,
+    hash: u64,
+}
 
 /// Knows a record again, and which records could be of events that come again.
 #[derive(Debug, Clone)]
@@ -138,18 +147,18 @@ impl DeliveredBefore {
         if records.is_empty() {
             return Verdict::Publish;
         }
-        let key = self.seen_by.key(record);
-        if records
-            .get(&key)
-            .is_some_and(|of_key| of_key.contains(&self.seen_by.hash(record)))
-        {
+        let key = self.seen_by.key(record, place.commit_lsn, place.index);
+        let hash = self.seen_by.hash(record);
+        let at = |found: &Found| (found.commit_lsn, found.index);
+        let is_there = |of_key: &Vec<Found>| {
+            let found = of_key.binary_search_by_key(&(place.commit_lsn, place.index), at);
+            found.is_ok_and(|found| of_key.get(found).is_some_and(|found| found.hash == hash))
+        };
+        if records.get(&key).is_some_and(is_there) {
             return Verdict::Delivered;
         }
-        // Behind what is published again nothing of its key is skipped. Without a key there is no
-        // order to keep.
-        if key.is_some() {
-            records.remove(&key);
-        }
+        // Behind what is published again nothing of its key is skipped.
+        records.remove(&key);
         Verdict::Publish
     }
 
@@ -188,21 +197,34 @@ impl DeliveredBefore {
 }
 
 impl Tail {
-    /// Takes in one record, and says whether it could be of an event that comes again, which need
-    /// not be one of ours.
+    /// Takes in one record, behind those that come before it in its partition, and says whether it
+    /// could be of an event that comes again, which need not be one of ours.
     pub fn take(&mut self, record: &Record<'_>) -> bool {
         let Some((commit_lsn, index)) = self.seen_by.place(record) else {
             return false;
         };
+        let key = self.seen_by.key(record, commit_lsn, index);
+        // Also behind a copy of one that is stored, later ones do not count.
+        if let Some(of_key) = self.records.get_mut(&key) {
+            let before = of_key.len();
+            of_key.truncate(
+                of_key.partition_point(|it| (it.commit_lsn, it.index) < (commit_lsn, index)),
+            );
+            self.count -= before - of_key.len();
+        }
         let stored = &self.seen_by.stored;
         let again = !stored.covers(commit_lsn)
             && index >= stored.delivered_of(commit_lsn)
             && commit_lsn < self.seen_by.until
             && self.count < self.left;
         if again {
-            let key = self.seen_by.key(record);
             let hash = self.seen_by.hash(record);
-            self.count += usize::from(self.records.entry(key).or_default().insert(hash));
+            self.count += 1;
+            self.records.entry(key).or_default().push(Found {
+                commit_lsn,
+                index,
+                hash,
+            });
         }
         again
     }
@@ -220,8 +242,13 @@ impl Seer {
         Some((lsn.parse().ok()?, index.parse().ok()?))
     }
 
-    fn key(&self, record: &Record<'_>) -> Option<u64> {
-        record.key.map(|key| self.hashes.hash_one(key))
+    /// Stands for the key of the event at this place. Events without one have no order, and each
+    /// has a key of its own.
+    fn key(&self, record: &Record<'_>, commit_lsn: Lsn, index: u64) -> u64 {
+        match record.key {
+            Some(key) => self.hashes.hash_one(key),
+            None => self.hashes.hash_one((commit_lsn, index)),
+        }
     }
 
     fn hash(&self, record: &Record<'_>) -> u64 {
@@ -386,6 +413,32 @@ mod tests {
                 verdict,
                 "{commit_lsn}"
             );
+        }
+    }
+
+    #[test]
+    fn an_event_with_an_older_one_of_its_key_behind_it_is_published_again() {
+        let second = (Some("a"), "2", "{}");
+        let b = (Some("b"), "3", "{}");
+        let mut before = before();
+        // A relay published two of "a", and another was killed after the first one of them.
+        let events = [
+            (place(200, 0), A),
+            (place(300, 0), second),
+            (place(310, 0), b),
+            (place(400, 0), (Some("c"), "4", "{}")),
+            (place(200, 0), A),
+            // A copy of one that is stored.
+            (place(90, 0), (Some("c"), "0", "{}")),
+        ];
+        assert_eq!(read(&mut before, &events), 2);
+        for (commit_lsn, content, verdict) in [
+            (200, A, Verdict::Delivered),
+            (300, second, Verdict::Publish),
+            (310, b, Verdict::Delivered),
+            (400, (Some("c"), "4", "{}"), Verdict::Publish),
+        ] {
+            assert_eq!(judge(&mut before, place(commit_lsn, 0), content), verdict);
         }
     }
 

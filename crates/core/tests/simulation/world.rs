@@ -469,19 +469,24 @@ impl World {
         }
     }
 
-    /// The pipeline of a process that begins.
-    fn process(&self, start: Position) -> Pipeline<Producer> {
-        let setup = self.setup();
+    /// The pipeline of a new producer.
+    fn pipeline(&self, start: Position) -> Pipeline<Producer> {
         let sink = Producer(Arc::clone(&self.broker));
-        let made = Pipeline::new(&setup, start, self.stored, None, sink, self.now);
+        let made = Pipeline::new(&self.setup(), start, self.stored, None, sink, self.now);
         let mut pipeline = made.expect("a pipeline");
         let server = origin();
         let publisher = &mut pipeline.publisher;
         publisher.set_origin(&server.system_identifier, server.timeline);
+        pipeline
+    }
+
+    /// The pipeline of a process that begins.
+    fn process(&self, start: Position) -> Pipeline<Producer> {
+        let mut pipeline = self.pipeline(start);
         if self.reads_tails {
-            let until = self.server.end();
-            let before = DeliveredBefore::new(&setup.outboxes, &server, start, until);
-            publisher.judge.before = before.map(Box::new);
+            let outboxes = &pipeline.publisher.setup.outboxes;
+            let before = DeliveredBefore::new(outboxes, &origin(), start, self.server.end());
+            pipeline.publisher.judge.before = before.map(Box::new);
         }
         pipeline
     }
@@ -522,11 +527,8 @@ impl World {
             let start = pipeline.publisher.ledger.delivered();
             let write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
             let mut quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
-            let now = self.now;
             self.lose_producer();
-            let sink = Producer(Arc::clone(&self.broker));
-            let mut pipeline = Pipeline::new(&self.setup(), start, self.stored, None, sink, now)
-                .expect("a pipeline");
+            let mut pipeline = self.pipeline(start);
             pipeline.publisher.write_backs = write_backs.behind(self.stored);
             if self.parks.is_some() {
                 pipeline.publisher.judge.quarantine = quarantine.take_over();
@@ -670,7 +672,11 @@ impl World {
                     (*before + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
                 assert_eq!(missing, None, "P2: {aggregate}-{version} came before it");
                 *before = version.max(*before);
-                last.insert(aggregate, version);
+                let previous = last.insert(aggregate, version).unwrap_or_default();
+                assert!(
+                    version <= previous + 1 || !dropped.is_empty(),
+                    "P2: {aggregate}-{version} follows the copy of {aggregate}-{previous}"
+                );
             }
             assert_eq!(last, newest, "P2: the newest event of a key comes last");
         }
