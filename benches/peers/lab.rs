@@ -30,6 +30,11 @@ pub(crate) const ONE_TOPIC: Layout = Layout {
 };
 
 impl Layout {
+    /// Partitions of all topics.
+    pub(crate) fn all_partitions(self) -> u64 {
+        self.topics * u64::from(self.partitions.unsigned_abs())
+    }
+
     /// The ends of the topics' names.
     fn kinds(self) -> Vec<String> {
         if self.topics == 1 {

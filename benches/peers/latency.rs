@@ -15,6 +15,7 @@ use crate::contestant::{
 use crate::cpu::Watched;
 use crate::lab::{DATABASE, Lab, Layout, ONE_TOPIC, Seat, announce};
 use crate::load::{self, Shape, Steady};
+use crate::partitions;
 use crate::results::{Run, percentile};
 use crate::support::guardian;
 use crate::support::process::cpu_ms_of;
@@ -63,6 +64,18 @@ pub(crate) fn replicated(asked: &Asked, found: &mut dyn FnMut(Run)) {
         aggregates: Shape::default().aggregates,
         rates: &RATES,
         contestants: &[WALRELAY, CONNECT_LATENCY, SERVER_LATENCY, CONNECT],
+    };
+    trial.run(asked, found);
+}
+
+/// Many partitions.
+pub(crate) fn spread(asked: &Asked, found: &mut dyn FnMut(Run)) {
+    let trial = Trial {
+        replicated: false,
+        layout: partitions::EIGHT_HUNDRED,
+        aggregates: partitions::KEYS,
+        rates: &RATES[..2],
+        contestants: &[WALRELAY, CONNECT_LATENCY],
     };
     trial.run(asked, found);
 }
