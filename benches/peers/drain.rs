@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::Asked;
-use crate::checked;
+use crate::checked::Log;
 use crate::contestant::{
     CONNECT, CONNECT_TUNED, Contestant, RECVLOGICAL, SERVER, SERVER_TUNED, WALRELAY,
     WALRELAY_SOCKET, Way, recvlogical,
@@ -43,7 +43,7 @@ fn beside_peers(asked: &Asked, rows: u64, found: &mut dyn FnMut(Run)) {
     let lab = Lab::start(false);
     load::schema(&lab.sql, "");
     load::template(&lab.sql);
-    let end = load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
+    let end = load::backlog(&lab.sql, 1..=rows, PER_TRANSACTION, Shape::default());
     let backlog = Backlog { rows, end };
     for round in 1..=asked.rounds {
         for contestant in Contestant::and_guest(asked.among(&all)) {
@@ -69,7 +69,7 @@ pub(crate) fn poll(asked: &Asked, found: &mut dyn FnMut(Run)) {
     );
     load::template(&lab.sql);
     let rows = asked.rows(300_000).min(300_000);
-    let end = load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
+    let end = load::backlog(&lab.sql, 1..=rows, PER_TRANSACTION, Shape::default());
     let backlog = Backlog { rows, end };
     for round in 1..=asked.rounds {
         for (name, options) in [
@@ -106,7 +106,7 @@ pub(crate) fn mapping(asked: &Asked, found: &mut dyn FnMut(Run)) {
     load::schema(&lab.sql, "");
     load::template(&lab.sql);
     let rows = asked.rows(300_000).min(300_000);
-    let end = load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
+    let end = load::backlog(&lab.sql, 1..=rows, PER_TRANSACTION, Shape::default());
     let backlog = Backlog { rows, end };
     let kinds = [
         ("payload as it is", ""),
@@ -195,7 +195,7 @@ fn to_kafka(
     (settings, options): (&str, &[(&str, &str)]),
     run: Run,
 ) -> Run {
-    let count = || checked::count(lab.brokers(), &seat.topic);
+    let log = Log::of(lab.brokers(), &seat.topics);
     let brokers_before = cpu::brokers_ms();
     let started = Instant::now();
     let began_at_ms = now_ms();
@@ -209,13 +209,13 @@ fn to_kafka(
             ));
         }
         walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
-        if count() >= backlog.rows {
+        if log.count() >= backlog.rows {
             break;
         }
         if started.elapsed() > DEADLINE {
             return run.faulty(&format!(
                 "{} of {} records within {DEADLINE:?}",
-                count(),
+                log.count(),
                 backlog.rows
             ));
         }
@@ -226,7 +226,7 @@ fn to_kafka(
     let brokers_ms = cpu::brokers_ms() - brokers_before;
     let peak = running.process().resident_peak_bytes().unwrap_or(0);
     drop(running);
-    let verdict = checked::read(lab.brokers(), &seat.topic, backlog.rows, |_| true);
+    let verdict = log.read(backlog.rows, |_| true);
     let per_event = |ms: u64| ms as f64 * 1_000.0 / backlog.rows as f64;
     let times = verdict.sorted_ms();
     let run = run

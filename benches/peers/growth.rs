@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked;
+use crate::checked::Log;
 use crate::contestant::{Contestant, RECVLOGICAL, WALRELAY};
 use crate::cpu::Watched;
 use crate::drain::{Backlog, drained};
@@ -71,7 +71,7 @@ fn at(
     let lab = Lab::start(false);
     load::schema(&lab.sql, "");
     load::template(&lab.sql);
-    let end = load::backlog(&lab.sql, rows, per_transaction, shape);
+    let end = load::backlog(&lab.sql, 1..=rows, per_transaction, shape);
     let backlog = Backlog { rows, end };
     for round in 1..=asked.rounds {
         for contestant in asked.among(&[RECVLOGICAL, WALRELAY]) {
@@ -114,7 +114,7 @@ fn slots(asked: &Asked, found: &mut dyn FnMut(Run)) {
         }
     }
     load::template(&lab.sql);
-    load::backlog(&lab.sql, ROWS, PER_TRANSACTION, Shape::default());
+    load::backlog(&lab.sql, 1..=ROWS, PER_TRANSACTION, Shape::default());
     for round in 1..=asked.rounds {
         for count in [1, 2, PARTS] {
             let load = format!("{count} slots");
@@ -140,7 +140,7 @@ fn parts_of(slot: usize, slots: usize) -> Vec<String> {
 fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let seats: Vec<Seat> = (0..count).map(|_| lab.seat(Some(TEMPLATE))).collect();
     let first = seats.first().expect("a seat").clone();
-    let here = || checked::count(lab.brokers(), &first.topic);
+    let log = Log::of(lab.brokers(), &first.topics);
     let began = Instant::now();
     let start = |(number, seat): (usize, &Seat)| {
         let publication = format!("parts_{count}_{number}");
@@ -155,7 +155,7 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     };
     let mut relays: Vec<_> = seats.iter().enumerate().map(start).collect();
     let mut walsenders = vec![Watched::default(); count];
-    while here() < ROWS {
+    while log.count() < ROWS {
         for (walsender, seat) in walsenders.iter_mut().zip(&seats) {
             walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
         }
@@ -166,7 +166,7 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
                 .unwrap_or_default();
             return run.faulty(&format!(
                 "{} of {ROWS} records within {DEADLINE:?}: {said}",
-                here()
+                log.count()
             ));
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -181,7 +181,7 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
         .max()
         .unwrap_or(0);
     drop(relays);
-    let verdict = checked::read(lab.brokers(), &first.topic, ROWS, |_| true);
+    let verdict = log.read(ROWS, |_| true);
     seats.iter().for_each(|seat| lab.clear(seat));
     let fault = verdict.fault(true);
     if !fault.is_empty() {

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked;
+use crate::checked::Log;
 use crate::contestant::{CONNECT, CONNECT_LATENCY, Contestant, SERVER, WALRELAY};
 use crate::cpu::Watched;
 use crate::lab::{Lab, announce};
-use crate::load::{self, Steady};
+use crate::load::{self, Shape, Steady};
 use crate::results::Run;
 use crate::support::wait::until;
 
@@ -20,7 +20,7 @@ const ARRIVAL: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let lab = Lab::start(false);
-    load::steady_schema(&lab.sql, "");
+    load::steady_schema(&lab.sql, "", Shape::default());
     lab.sql
         .run("create table neighbour (id bigint generated always as identity, filling text)");
     let seconds = asked.seconds.unwrap_or(SECONDS);
@@ -37,10 +37,10 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
 fn one(lab: &Lab, who: Contestant, seconds: u64, round: u32, found: &mut dyn FnMut(Run)) {
     let seat = lab.seat(None);
     let mut running = who.start(lab, &seat, "", &[]);
-    let count = || checked::count(lab.brokers(), &seat.topic);
+    let log = Log::of(lab.brokers(), &seat.topics);
     let came = until(ARRIVAL, || lab.walsender(&seat)).and_then(|_| {
         lab.sql.run("select emit(1, 1)");
-        until(ARRIVAL, || (count() > 0).then_some(()))
+        until(ARRIVAL, || (log.count() > 0).then_some(()))
     });
     if came.is_none() {
         let run = Run::new("quiet", who.name(), round);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked;
+use crate::checked::Log;
 use crate::contestant::{CONNECT, CONNECT_TUNED, Contestant, SERVER, SERVER_TUNED, WALRELAY};
 use crate::drain::now_ms;
 use crate::lab::{Lab, announce};
@@ -23,7 +23,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     load::schema(&lab.sql, "");
     load::template(&lab.sql);
     let rows = asked.rows(ROWS).min(ROWS);
-    load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
+    load::backlog(&lab.sql, 1..=rows, PER_TRANSACTION, Shape::default());
     let load = format!("{} rows", number(Some(rows as f64), 0));
     for round in 1..=asked.rounds {
         for contestant in Contestant::and_guest(asked.among(&[
@@ -46,14 +46,14 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
 
 fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
     let seat = lab.seat(Some(TEMPLATE));
-    let count = || checked::count(lab.brokers(), &seat.topic);
+    let log = Log::of(lab.brokers(), &seat.topics);
     let mut first = who.start(lab, &seat, "", &[]);
     let reached = until(DEADLINE, || {
-        (count() >= rows * KILLED_AT / 100).then_some(())
+        (log.count() >= rows * KILLED_AT / 100).then_some(())
     });
     first.process().kill_hard();
     drop(first);
-    let run = run.with("at_kill", count() as f64);
+    let run = run.with("at_kill", log.count() as f64);
     if reached.is_none() {
         return run.faulty("it did not come that far");
     }
@@ -64,11 +64,11 @@ fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
     let verdict = loop {
         // Those that come twice hide how many are still missing: only a look at all of them tells.
         let more = until(DEADLINE.saturating_sub(began.elapsed()), || {
-            let count = count();
+            let count = log.count();
             (count >= rows && count > seen).then_some(count)
         });
         seen = more.unwrap_or(seen);
-        let verdict = checked::read(lab.brokers(), &seat.topic, rows, |_| true);
+        let verdict = log.read(rows, |_| true);
         if verdict.lost == 0 || more.is_none() {
             break verdict;
         }

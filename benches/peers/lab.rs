@@ -14,10 +14,37 @@ use crate::support::wait::eventually;
 
 /// The database of the benches.
 pub(crate) const DATABASE: &str = "bench";
-/// Partitions of every topic.
-const PARTITIONS: i32 = 8;
-/// Kind of every event, and so the end of its topic's name.
+/// Kind of every event, and so the end of its topic's name; with a number where there are several.
 pub(crate) const KIND: &str = "order";
+
+/// How many topics there are, and partitions of each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    pub(crate) topics: u64,
+    pub(crate) partitions: i32,
+}
+
+pub(crate) const ONE_TOPIC: Layout = Layout {
+    topics: 1,
+    partitions: 8,
+};
+
+impl Layout {
+    /// Partitions of all topics.
+    pub(crate) fn all_partitions(self) -> u64 {
+        self.topics * u64::from(self.partitions.unsigned_abs())
+    }
+
+    /// The ends of the topics' names.
+    fn kinds(self) -> Vec<String> {
+        if self.topics == 1 {
+            return vec![KIND.to_owned()];
+        }
+        (0..self.topics)
+            .map(|topic| format!("{KIND}-{topic}"))
+            .collect()
+    }
+}
 
 /// As a server comes, apart from room for a long backlog. Commits wait for the disk.
 const POSTGRES: [(&str, &str); 6] = [
@@ -31,6 +58,8 @@ const POSTGRES: [(&str, &str); 6] = [
 /// As a broker comes, where the tests have it smaller; it is not given up while it is busy.
 const KAFKA: &str = "num.network.threads=3\nnum.io.threads=8\n";
 const SESSION_MS: u32 = 60_000;
+/// Topics of one request.
+const AT_ONCE: usize = 100;
 
 /// None, a broker, or three with all topics on each.
 enum Brokers {
@@ -86,6 +115,11 @@ impl Lab {
 
     /// A seat at a copy of the slot `template`, or at a slot of its own that begins now.
     pub(crate) fn seat(&self, template: Option<&str>) -> Seat {
+        self.seat_at(template, ONE_TOPIC)
+    }
+
+    /// The same with these topics.
+    pub(crate) fn seat_at(&self, template: Option<&str>, layout: Layout) -> Seat {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let slot = format!("bench_{number}");
@@ -98,23 +132,26 @@ impl Lab {
             )),
         }
         let prefix = format!("bench{number}.");
-        let topic = format!("{prefix}{KIND}");
+        let kinds = layout.kinds();
+        let topics: Vec<String> = kinds.iter().map(|kind| format!("{prefix}{kind}")).collect();
         if self.has_kafka() {
-            topic::create(self.brokers(), &topic, PARTITIONS, &[]);
+            for some in topics.chunks(AT_ONCE) {
+                topic::create_all(self.brokers(), &names(some), layout.partitions, &[]);
+            }
         }
         let directory = run_directory().join(&slot);
         std::fs::create_dir(&directory).expect("a directory for a contestant");
         Seat {
             slot,
             prefix,
-            topic,
+            topics,
             directory,
             publication: PUBLICATION.to_owned(),
             tables: vec!["public.outbox".to_owned()],
         }
     }
 
-    /// Drops the slot once nobody reads it any more, and the topic.
+    /// Drops the slot once nobody reads it any more, and the topics.
     pub(crate) fn clear(&self, seat: &Seat) {
         let drop = format!("select pg_drop_replication_slot('{}')", seat.slot);
         eventually(
@@ -124,7 +161,9 @@ impl Lab {
             |done| *done,
         );
         if self.has_kafka() {
-            topic::delete(self.brokers(), &seat.topic);
+            for some in seat.topics.chunks(AT_ONCE) {
+                topic::delete_all(self.brokers(), &names(some));
+            }
         }
     }
 
@@ -138,13 +177,17 @@ impl Lab {
     }
 }
 
-/// What a contestant is given: a slot, a topic, a directory.
+fn names(topics: &[String]) -> Vec<&str> {
+    topics.iter().map(String::as_str).collect()
+}
+
+/// What a contestant is given: a slot, topics, a directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Seat {
     pub(crate) slot: String,
     /// Of topics; the rest is the kind of event.
     pub(crate) prefix: String,
-    pub(crate) topic: String,
+    pub(crate) topics: Vec<String>,
     pub(crate) directory: PathBuf,
     pub(crate) publication: String,
     pub(crate) tables: Vec<String>,

@@ -14,7 +14,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     load::schema(&lab.sql, "");
     load::template(&lab.sql);
     let rows = asked.rows(ROWS);
-    let end = load::backlog(&lab.sql, rows, rows, Shape::default());
+    let end = load::backlog(&lab.sql, 1..=rows, rows, Shape::default());
     let backlog = Backlog { rows, end };
     let load = format!("{} in one transaction", backlog.load());
     let all = [RECVLOGICAL, WALRELAY, CONNECT_TUNED, SERVER_TUNED];

@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked;
+use crate::checked::{self, Log};
 use crate::contestant::{
     CONNECT, CONNECT_LATENCY, Contestant, RECVLOGICAL, SERVER_LATENCY, WALRELAY, WALRELAY_SOCKET,
     Way, recvlogical,
 };
 use crate::cpu::Watched;
-use crate::lab::{DATABASE, Lab, Seat, announce};
-use crate::load::{self, Steady};
+use crate::lab::{DATABASE, Lab, Layout, ONE_TOPIC, Seat, announce};
+use crate::load::{self, Shape, Steady};
+use crate::partitions;
 use crate::results::{Run, percentile};
 use crate::support::guardian;
 use crate::support::process::cpu_ms_of;
@@ -28,61 +29,91 @@ const SECONDS: u64 = 20;
 /// How long what was committed last may take to arrive.
 const ARRIVAL: Duration = Duration::from_secs(60);
 
+/// What is measured side by side.
+struct Trial<'a> {
+    replicated: bool,
+    layout: Layout,
+    aggregates: u64,
+    rates: &'a [u64],
+    contestants: &'a [Contestant],
+}
+
 pub(crate) fn single(asked: &Asked, found: &mut dyn FnMut(Run)) {
-    at_rates(asked, false, found);
+    let trial = Trial {
+        replicated: false,
+        layout: ONE_TOPIC,
+        aggregates: Shape::default().aggregates,
+        rates: &RATES,
+        contestants: &[
+            RECVLOGICAL,
+            WALRELAY,
+            WALRELAY_SOCKET,
+            CONNECT_LATENCY,
+            SERVER_LATENCY,
+            CONNECT,
+        ],
+    };
+    trial.run(asked, found);
 }
 
 /// Three brokers, every record on all of them before it is acked.
 pub(crate) fn replicated(asked: &Asked, found: &mut dyn FnMut(Run)) {
-    at_rates(asked, true, found);
+    let trial = Trial {
+        replicated: true,
+        layout: ONE_TOPIC,
+        aggregates: Shape::default().aggregates,
+        rates: &RATES,
+        contestants: &[WALRELAY, CONNECT_LATENCY, SERVER_LATENCY, CONNECT],
+    };
+    trial.run(asked, found);
 }
 
-fn at_rates(asked: &Asked, replicated: bool, found: &mut dyn FnMut(Run)) {
-    let mut all = vec![
-        RECVLOGICAL,
-        WALRELAY,
-        WALRELAY_SOCKET,
-        CONNECT_LATENCY,
-        SERVER_LATENCY,
-        CONNECT,
-    ];
-    if replicated {
-        all.retain(|contestant| {
-            !matches!(contestant, Contestant::Recvlogical(_)) && *contestant != WALRELAY_SOCKET
-        });
-    }
-    let lab = Lab::start(replicated);
-    load::steady_schema(&lab.sql, "");
-    for round in 1..=asked.rounds {
-        for rate in RATES {
-            let load = format!("{rate}/s");
-            for contestant in Contestant::and_guest(asked.among(&all)) {
-                announce(contestant, &load, round);
-                let run = Run::new(&load, contestant.name(), round);
-                found(measured(
-                    &lab,
-                    contestant,
-                    rate,
-                    asked.seconds.unwrap_or(SECONDS),
-                    run,
-                ));
+/// Many partitions.
+pub(crate) fn spread(asked: &Asked, found: &mut dyn FnMut(Run)) {
+    let trial = Trial {
+        replicated: false,
+        layout: partitions::EIGHT_HUNDRED,
+        aggregates: partitions::KEYS,
+        rates: &RATES[..2],
+        contestants: &[WALRELAY, CONNECT_LATENCY],
+    };
+    trial.run(asked, found);
+}
+
+impl Trial<'_> {
+    fn run(&self, asked: &Asked, found: &mut dyn FnMut(Run)) {
+        let lab = Lab::start(self.replicated);
+        let shape = Shape {
+            aggregates: self.aggregates,
+            topics: self.layout.topics,
+            ..Shape::default()
+        };
+        load::steady_schema(&lab.sql, "", shape);
+        for round in 1..=asked.rounds {
+            for rate in self.rates {
+                let load = format!("{rate}/s");
+                for contestant in Contestant::and_guest(asked.among(self.contestants)) {
+                    announce(contestant, &load, round);
+                    lab.sql.run("truncate outbox; alter sequence seq restart");
+                    let seat = lab.seat_at(None, self.layout);
+                    let run = Run::new(&load, contestant.name(), round);
+                    let seconds = asked.seconds.unwrap_or(SECONDS);
+                    found(measured(&lab, &seat, contestant, *rate, seconds, run));
+                    lab.clear(&seat);
+                }
             }
         }
     }
 }
 
 /// A turn at one rate, on an empty outbox.
-fn measured(lab: &Lab, who: Contestant, rate: u64, seconds: u64, run: Run) -> Run {
-    lab.sql.run("truncate outbox; alter sequence seq restart");
-    let seat = lab.seat(None);
-    let run = match who {
-        Contestant::Recvlogical(way) => to_a_pipe(lab, &seat, way, rate, seconds, run),
+fn measured(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, run: Run) -> Run {
+    match who {
+        Contestant::Recvlogical(way) => to_a_pipe(lab, seat, way, rate, seconds, run),
         Contestant::Walrelay(_) | Contestant::Peer(_) => {
-            to_kafka(lab, &seat, who, rate, seconds, run)
+            to_kafka(lab, seat, who, rate, seconds, run)
         }
-    };
-    lab.clear(&seat);
-    run
+    }
 }
 
 /// When each row was committed, in ms since the Unix epoch with the fraction the server keeps; by
@@ -141,13 +172,11 @@ fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, ru
     });
     let committed = committed_ms(&lab.sql);
     let rows = committed.len() as u64 - 1;
-    let count = || checked::count(lab.brokers(), &seat.topic);
-    let all_here = until(ARRIVAL, || (count() >= rows).then_some(()));
+    let log = Log::of(lab.brokers(), &seat.topics);
+    let all_here = until(ARRIVAL, || (log.count() >= rows).then_some(()));
     let peak = running.process().resident_peak_bytes().unwrap_or(0);
     drop(running);
-    let verdict = checked::read(lab.brokers(), &seat.topic, rows, |number| {
-        !committed[number].is_nan()
-    });
+    let verdict = log.read(rows, |number| !committed[number].is_nan());
     let fault = verdict.fault(true);
     if all_here.is_none() || !fault.is_empty() {
         return run.faulty(&format!("not everything once and in order: {fault}"));

@@ -1,5 +1,6 @@
 //! Rows to relay: a backlog that waits, and a rate that is held.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(crate) struct Shape {
     pub(crate) aggregates: u64,
     /// Bytes of filling. With 110 the payload has some 300.
     pub(crate) filling: u64,
+    /// Kinds of events, and so topics. Those of an aggregate are of one kind.
+    pub(crate) topics: u64,
 }
 
 impl Default for Shape {
@@ -32,6 +35,7 @@ impl Default for Shape {
         Shape {
             aggregates: 1_000,
             filling: 110,
+            topics: 1,
         }
     }
 }
@@ -55,36 +59,50 @@ pub(crate) fn template(sql: &Sql) {
 
 pub(crate) fn procedure(sql: &Sql) {
     sql.run(&format!(
-        "create function event(n bigint, aggregates bigint, filling bigint,
+        "create function kind(aggregate bigint, topics bigint) returns text
+         immutable language sql as $$
+             select '{KIND}' || case topics when 1 then '' else '-' || aggregate % topics end
+         $$;
+         create function event(n bigint, aggregates bigint, filling bigint, topics bigint,
              out id uuid, out kind text, out aggregate text, out type text, out payload jsonb)
          language sql as $$
-             select gen_random_uuid(), '{KIND}', 'aggregate-' || n % aggregates, 'OrderCreated',
+             select gen_random_uuid(), kind(n % aggregates, topics),
+                 'aggregate-' || n % aggregates, 'OrderCreated',
                  jsonb_build_object('seq', n, 'orderId', 'ord-' || lpad(n::text, 9, '0'),
                      'customerId', n % 5000, 'amount', (n % 10000) / 100.0, 'currency', 'EUR',
                      'status', 'CREATED', 'items', jsonb_build_array(
                          jsonb_build_object('sku', 'sku-' || n % 777, 'qty', 1 + n % 5)),
                      'note', repeat('n', filling::int))
          $$;
-         create procedure fill(
-             rows bigint, per_transaction bigint, aggregates bigint, filling bigint)
+         create procedure fill(first bigint, last bigint, per_transaction bigint,
+             aggregates bigint, filling bigint, topics bigint)
          language plpgsql as $$
          begin
-             for i in 1..rows by per_transaction loop
+             for i in first..last by per_transaction loop
                  insert into outbox select e.*
-                     from generate_series(i, least(i + per_transaction - 1, rows)) n,
-                          event(n, aggregates, filling) e;
+                     from generate_series(i, least(i + per_transaction - 1, last)) n,
+                          event(n, aggregates, filling, topics) e;
                  commit;
              end loop;
          end $$"
     ));
 }
 
-/// Inserts rows 1 to `rows`, and gives the LSN behind them.
-pub(crate) fn backlog(sql: &Sql, rows: u64, per_transaction: u64, shape: Shape) -> String {
+/// Inserts the rows with these numbers, and gives the LSN behind them.
+pub(crate) fn backlog(
+    sql: &Sql,
+    numbers: RangeInclusive<u64>,
+    per_transaction: u64,
+    shape: Shape,
+) -> String {
     sql.run("set synchronous_commit = off");
     sql.run(&format!(
-        "call fill({rows}, {per_transaction}, {}, {})",
-        shape.aggregates, shape.filling
+        "call fill({}, {}, {per_transaction}, {}, {}, {})",
+        numbers.start(),
+        numbers.end(),
+        shape.aggregates,
+        shape.filling,
+        shape.topics
     ));
     sql.run("set synchronous_commit = on");
     sql.run("checkpoint");
@@ -93,18 +111,29 @@ pub(crate) fn backlog(sql: &Sql, rows: u64, per_transaction: u64, shape: Shape) 
 
 /// What [`Steady`] calls: a transaction of some rows. A client keeps to aggregates of its own, so
 /// that the numbers of an aggregate grow in the order of their commits.
-pub(crate) fn steady_schema(sql: &Sql, more_columns: &str) {
+pub(crate) fn steady_schema(sql: &Sql, more_columns: &str, shape: Shape) {
+    let Shape {
+        aggregates,
+        filling,
+        topics,
+    } = shape;
+    let of_client = aggregates / CLIENTS;
     schema(sql, more_columns);
-    sql.run(
+    sql.run(&format!(
         "create sequence seq;
          create function emit(client int, rows int) returns void language sql as $$
-             insert into outbox select e.id, e.kind,
-                 'aggregate-' || client || '-' || (random() * 250)::int, e.type, e.payload
+             insert into outbox select e.id, kind(s.aggregate, {topics}),
+                 'aggregate-' || client || '-' || s.aggregate, e.type, e.payload
              from generate_series(1, rows) row,
-                  lateral (select nextval('seq') + 0 * row as n) s, event(s.n, 1000, 110) e
-         $$",
-    );
+                  lateral (select nextval('seq') + 0 * row as n,
+                      (random() * {of_client})::int + 0 * row as aggregate) s,
+                  event(s.n, {aggregates}, {filling}, {topics}) e
+         $$"
+    ));
 }
+
+/// Of `pgbench`.
+const CLIENTS: u64 = 4;
 
 /// Transactions at a rate, by `pgbench`: one to three rows each, at random times.
 pub(crate) struct Steady {
@@ -131,8 +160,15 @@ impl Steady {
         let (host, port) = address.rsplit_once(':').expect("host and port");
         let mut command = Command::new(lab.postgres.program("pgbench"));
         command.args([
-            "-n", "-M", "prepared", "-c", "4", "-j", "1", "-h", host, "-p", port, "-U", "postgres",
+            "-n",
+            "-M",
+            "prepared",
+            "-c",
+            &CLIENTS.to_string(),
+            "-j",
+            "1",
         ]);
+        command.args(["-h", host, "-p", port, "-U", "postgres"]);
         command
             .args(["-T", &seconds.to_string(), "-R", &per_s.to_string(), "-f"])
             .arg(&file)

@@ -3,7 +3,7 @@
 //! once each and in order, does not count.
 //!
 //! ```sh
-//! make bench                       # all of it, some two hours
+//! make bench                       # all of it, some three hours
 //! make bench BENCH='drain latency' # some of it
 //! make bench BENCH=drain ROUNDS=1 OPTIONS='--rows 300000 --contestants walrelay,pg_recvlogical'
 //! ```
@@ -39,6 +39,7 @@ mod large;
 mod latency;
 mod load;
 mod page;
+mod partitions;
 mod plot;
 mod results;
 mod sinks;
@@ -86,8 +87,8 @@ pub(crate) struct Asked {
 }
 
 const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll mapping growth \
-                     sinks, and page, which only
-makes the page of what was measured before.
+                     sinks
+partitions partitions-latency, and page, which only makes the page of what was measured before.
 
 Examples:
   make bench BENCH=drain ROUNDS=1
@@ -100,7 +101,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// A bench: its name, what it shows, and what runs it.
 type Bench = (&'static str, fn(&Asked, &mut dyn FnMut(Run)));
 
-const BENCHES: [Bench; 11] = [
+const BENCHES: [Bench; 13] = [
     ("drain", drain::long),
     ("cold", drain::cold),
     ("latency", latency::single),
@@ -112,6 +113,8 @@ const BENCHES: [Bench; 11] = [
     ("mapping", drain::mapping),
     ("growth", growth::run),
     ("sinks", sinks::run),
+    ("partitions", partitions::run),
+    ("partitions-latency", latency::spread),
 ];
 
 impl Asked {

@@ -107,17 +107,20 @@ fn draw(results: &Results, plots: &Path) {
                 &cpu,
             )
         }),
-        bench @ ("latency" | "replicated") => results.loads().iter().try_for_each(|load| {
-            let name = load.trim_end_matches("/s");
-            let title = format!("from commit to the broker's log at {load}");
-            plot::curves(
-                &file(&format!("{bench}-{name}")),
-                &title,
-                ("one in so many takes longer", "ms"),
-                &tails(results, load),
-            )
-        }),
+        bench @ ("latency" | "replicated" | "partitions-latency") => {
+            results.loads().iter().try_for_each(|load| {
+                let name = load.trim_end_matches("/s");
+                let title = format!("from commit to the broker's log at {load}");
+                plot::curves(
+                    &file(&format!("{bench}-{name}")),
+                    &title,
+                    ("one in so many takes longer", "ms"),
+                    &tails(results, load),
+                )
+            })
+        }
         "growth" => growth(results, plots),
+        "partitions" => partitions(results, &file("partitions")),
         _ => Ok(()),
     };
     drawn.unwrap_or_else(|error| panic!("plots of {}: {error}", results.bench));
@@ -179,4 +182,36 @@ fn growth(results: &Results, plots: &Path) -> Result<(), Box<dyn std::error::Err
         }
     }
     Ok(())
+}
+
+/// Rates over the number of partitions, which a load begins with.
+fn partitions(results: &Results, file: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let loads = results.loads().into_iter().filter_map(|load| {
+        let count = load.split_once(' ')?.0.replace(',', "");
+        Some((load, count.parse::<f64>().ok()?))
+    });
+    let loads: Vec<(&str, f64)> = loads.collect();
+    let curve = |name: &str, figure: &str, of: &str| -> Series {
+        let points = loads
+            .iter()
+            .filter_map(|(load, x)| Some((*x, results.median(load, name, figure)?)));
+        (format!("{name}{of}"), points.collect())
+    };
+    let names = loads.first().map(|(load, _)| results.contestants(load));
+    let series = names.into_iter().flatten().flat_map(|name| {
+        [
+            curve(name, "steady_per_s", ""),
+            curve(name, "start_per_s", ", after a start"),
+        ]
+    });
+    let series: Vec<Series> = series.filter(|(_, points)| points.len() > 1).collect();
+    if series.is_empty() {
+        return Ok(());
+    }
+    plot::curves(
+        file,
+        "a backlog over more and more partitions",
+        ("partitions", "events a second"),
+        &series,
+    )
 }

@@ -162,7 +162,7 @@ pub(crate) fn curves(
             }
             chart
                 .configure_series_labels()
-                .position(SeriesLabelPosition::UpperLeft)
+                .position(place_of_names(series))
                 .background_style(WHITE.mix(0.85))
                 .border_style(INK.mix(0.3))
                 .draw()?;
@@ -175,6 +175,17 @@ pub(crate) fn curves(
     }
     area.present()?;
     Ok(())
+}
+
+/// Where the curves are not.
+fn place_of_names(series: &[Series]) -> SeriesLabelPosition {
+    let ends = series
+        .first()
+        .and_then(|(_, points)| points.first().zip(points.last()));
+    match ends {
+        Some((first, last)) if last.1 < first.1 / 2.0 => SeriesLabelPosition::UpperRight,
+        _ => SeriesLabelPosition::UpperLeft,
+    }
 }
 
 /// A number for an axis.

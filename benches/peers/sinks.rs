@@ -149,14 +149,18 @@ fn beside<F: Future<Output = ()>>(
 ) {
     let lab = Lab::without_kafka();
     // Mails have a date.
-    load::steady_schema(&lab.sql, ", created_at timestamptz not null default now()");
+    load::steady_schema(
+        &lab.sql,
+        ", created_at timestamptz not null default now()",
+        Shape::default(),
+    );
     load::template(&lab.sql);
     let rows = lot.rows(asked);
     let shape = Shape {
         aggregates: KEYS,
         ..Shape::default()
     };
-    let end = load::backlog(&lab.sql, rows, PER_TRANSACTION, shape);
+    let end = load::backlog(&lab.sql, 1..=rows, PER_TRANSACTION, shape);
     let load = format!("{}, {} rows", lot.sink, number(Some(rows as f64), 0));
     let client = runtime();
     for round in 1..=asked.rounds {

@@ -27,6 +27,8 @@ pub(crate) fn subject(bench: &str) -> &'static str {
         "mapping" => "what is made of a row",
         "growth" => "cost of an event as things grow",
         "sinks" => "a backlog into each other bus, beside a client that keeps the order of keys",
+        "partitions" => "backlogs over more and more partitions, and a kill",
+        "partitions-latency" => "from commit to the broker's log over 800 partitions",
         _ => "",
     }
 }
@@ -75,7 +77,7 @@ fn columns(bench: &str) -> Vec<Column> {
             ];
         }
         "growth" => vec![rate(), Ratio("events_per_s", REFERENCE, "× pg_recvlogical")],
-        "latency" | "replicated" => {
+        "latency" | "replicated" | "partitions-latency" => {
             return vec![
                 Median("achieved_per_s", "achieved/s", 0),
                 Median("p50_ms", "p50", 1),
@@ -86,6 +88,22 @@ fn columns(bench: &str) -> Vec<Column> {
                 Median("confirmed_p99_ms", "confirmed p99", 0),
                 Median("relay_percent", "CPU % of a core", 1),
                 Median("peak_mib", "peak MiB", 0),
+            ];
+        }
+        "partitions" => {
+            return vec![
+                Median("steady_per_s", "events/s", 0),
+                Ratio("steady_per_s", "connect-tuned", "× Connect, tuned"),
+                Median("relay_us_per_event", "relay CPU µs/event", 1),
+                Median("broker_us_per_event", "broker CPU µs/event", 1),
+                Median("events_per_batch", "events/batch", 1),
+                Median("start_per_s", "after a start, events/s", 0),
+                Median("start_s", "last record s", 1),
+                Median("start_relay_us_per_event", "relay CPU µs/event", 1),
+                Median("peak_mib", "peak MiB", 0),
+                Median("left_at_kill", "left at the kill", 0),
+                Median("duplicated", "came twice", 0),
+                Median("caught_up_s", "caught up after s", 1),
             ];
         }
         "kill" => {

@@ -216,11 +216,7 @@ pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
 
 /// Calls `take` with each of these records, ordered within a partition. Returns the number of
 /// partitions.
-pub(crate) fn each(
-    brokers: &str,
-    topic: &str,
-    mut take: impl FnMut(&BorrowedMessage<'_>),
-) -> usize {
+fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMessage<'_>)) -> usize {
     let (consumer, mut ends) = reader(brokers, topic);
     let partitions = ends.len();
     ends.retain(|(_, low, high)| high > low);
@@ -316,17 +312,31 @@ fn answered<T>(
 /// Creates a topic with the default number of replicas, and waits until its partitions have
 /// leaders.
 pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
-    make(
-        brokers,
-        NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)),
-        settings,
-    );
+    create_all(brokers, &[topic], partitions, settings);
+}
+
+/// The same with several topics.
+pub(crate) fn create_all(
+    brokers: &str,
+    topics: &[&str],
+    partitions: i32,
+    settings: &[(&str, &str)],
+) {
+    let new = topics
+        .iter()
+        .map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)));
+    make(brokers, new.collect(), settings);
 }
 
 /// Deletes a topic, and waits until the brokers no longer know it.
 pub(crate) fn delete(brokers: &str, topic: &str) {
+    delete_all(brokers, &[topic]);
+}
+
+/// The same with several topics.
+pub(crate) fn delete_all(brokers: &str, topics: &[&str]) {
     let deleted = answered(brokers, async |admin| {
-        admin.delete_topics(&[topic], &AdminOptions::new()).await
+        admin.delete_topics(topics, &AdminOptions::new()).await
     });
     let gone = |deleted: &TopicResult| {
         matches!(
@@ -335,12 +345,14 @@ pub(crate) fn delete(brokers: &str, topic: &str) {
         )
     };
     assert!(deleted.iter().all(gone), "{deleted:?}");
-    super::wait::eventually(
-        "it is gone",
-        PATIENCE,
-        || partitions(brokers, topic),
-        |found| *found == 0,
-    );
+    for topic in topics {
+        super::wait::eventually(
+            "it is gone",
+            PATIENCE,
+            || partitions(brokers, topic),
+            |found| *found == 0,
+        );
+    }
 }
 
 /// Adds partitions to a topic until it has so many, and waits until they have leaders.
@@ -377,29 +389,28 @@ pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
 pub(crate) fn create_on(brokers: &str, topic: &str, nodes: &[i32], settings: &[(&str, &str)]) {
     let replicas: Vec<&[i32]> = nodes.chunks(1).collect();
     let partitions = i32::try_from(nodes.len()).expect("a count of partitions");
-    make(
-        brokers,
-        NewTopic::new(topic, partitions, TopicReplication::Variable(&replicas)),
-        settings,
-    );
+    let new = NewTopic::new(topic, partitions, TopicReplication::Variable(&replicas));
+    make(brokers, vec![new], settings);
 }
 
-fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)]) {
+fn make<'a>(brokers: &str, mut new: Vec<NewTopic<'a>>, settings: &[(&'a str, &'a str)]) {
     for (name, value) in settings {
-        new = new.set(name, value);
+        new = new.into_iter().map(|new| new.set(name, value)).collect();
     }
     let made = answered(brokers, async |admin| {
-        admin.create_topics([&new], &AdminOptions::new()).await
+        admin.create_topics(&new, &AdminOptions::new()).await
     });
     // A first request without an answer may have created it.
     let there =
         |made: &TopicResult| matches!(made, Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)));
     assert!(made.iter().all(there), "{made:?}");
-    let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
-    super::wait::eventually(
-        "it has leaders",
-        PATIENCE,
-        || partitions(brokers, new.name),
-        |found| *found == expected,
-    );
+    for new in new {
+        let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
+        super::wait::eventually(
+            "it has leaders",
+            PATIENCE,
+            || partitions(brokers, new.name),
+            |found| *found == expected,
+        );
+    }
 }
