@@ -1,7 +1,7 @@
 //! Turns acks in any order into one delivered position.
 //!
 //! The ledger takes transactions, events and keepalives in order, and acks in any order. It does no
-//! I/O and knows no clock, so that `tests/simulation.rs` can drive it through schedules that no
+//! I/O and knows no clock, so that `tests/simulation/` can drive it through schedules that no
 //! live test reaches.
 //!
 //! An entry carries what its owner needs of the event until delivery. [`Ledger::take_delivered`]
