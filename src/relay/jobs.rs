@@ -307,16 +307,18 @@ async fn read_tail(config: Config, reader: Option<Box<dyn TailReader>>, mut tail
     let until = Instant::now() + TAIL_TIMEOUT;
     let reading = tokio::task::spawn_blocking(move || {
         let topic = tail.topic.clone();
-        let (reader, result) =
-            match reader.map_or_else(|| AnySink::tails(&config), |reader| Ok(Some(reader))) {
-                Ok(None) => (None, Ok(())),
-                Ok(Some(mut reader)) => {
-                    let result =
-                        reader.read_tail(&topic, until.into_std(), &mut |record| tail.take(record));
-                    (Some(reader), result)
-                }
-                Err(error) => (None, Err(error)),
-            };
+        let (reader, result) = match reader
+            .map_or_else(|| AnySink::tails(&config), |reader| Ok(Some(reader)))
+        {
+            Ok(None) => (None, Ok(())),
+            Ok(Some(mut reader)) => {
+                let result = reader.read_tail(&topic, until.into_std(), &mut |record, offset| {
+                    tail.take(record, offset)
+                });
+                (Some(reader), result)
+            }
+            Err(error) => (None, Err(error)),
+        };
         ReadTail {
             topic,
             tail: Some(tail),

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use self::producer::{Refusal, RetryProducer, Sent, replay_instead};
-use crate::config::Config;
+use crate::config::{Config, StoreKind};
 use crate::relay::stall_watchdog::StallGuard;
 use crate::relay::stop::Stop;
 use crate::relay::store::Known;
@@ -270,8 +270,7 @@ impl Shared {
         reloads: bool,
         to: UnboundedSender<RetryReport>,
     ) -> Result<()> {
-        let (Some(stored), Some(database)) = (self.known.stored.borrow().clone(), &self.database)
-        else {
+        let (Some(stored), Some(database)) = (self.stored(), &self.database) else {
             return Ok(());
         };
         let mut session = self.session.lock().await;
@@ -298,6 +297,16 @@ impl Shared {
             *session = Some(marker);
         }
         ended
+    }
+
+    /// What is stored; none where slot or lease is not ours. A slot as the store has whole
+    /// transactions.
+    fn stored(&self) -> Option<Stored> {
+        let mut stored = self.known.stored.borrow().clone()?;
+        if self.config.state.store == StoreKind::Slot {
+            stored.position.partial = None;
+        }
+        Some(stored)
     }
 
     /// Remembers which events the bus has. Gives how many come before the first that it has not.
@@ -419,8 +428,8 @@ impl RetryRun<'_> {
             if !is_refused && self.summary.sent == sent || Instant::now() > until {
                 return Ok(());
             }
-            match &*self.shared.known.stored.borrow() {
-                Some(newest) => self.stored.clone_from(newest),
+            match self.shared.stored() {
+                Some(newest) => self.stored = newest,
                 // Slot or lease is ours no more.
                 None => return Ok(()),
             }
@@ -429,19 +438,21 @@ impl RetryRun<'_> {
 
     /// Drops what an operator asked to drop; the rows count as given up. There may be much of it.
     async fn drop_asked(&mut self, until: Instant) -> Result<()> {
+        // The slot would send these again after a crash, behind later ones of their aggregates.
+        let mut early = Vec::new();
         loop {
-            let paused = self
-                .shared
-                .known
-                .tried
-                .lock()
-                .paused(Instant::now().into_std());
-            let mut dropped = self.marker.dropped(DROPPED_AT_ONCE, &paused).await?;
-            // The slot would send another again after a crash, behind later ones of its aggregate.
-            dropped.retain(|(_, waiting, _)| is_stored(waiting.place, &self.stored.position));
-            if dropped.is_empty() {
+            let now = Instant::now().into_std();
+            let mut except = self.shared.known.tried.lock().paused(now);
+            except.extend_from_slice(&early);
+            let asked = self.marker.dropped(DROPPED_AT_ONCE, &except).await?;
+            if asked.is_empty() {
                 return Ok(());
             }
+            let position = &self.stored.position;
+            let (dropped, later): (Vec<_>, Vec<_>) = asked
+                .into_iter()
+                .partition(|(_, waiting, _)| is_stored(waiting.place, position));
+            early.extend(later.iter().map(|(id, ..)| *id));
             self.drop_these(dropped, until).await?;
             if Instant::now() >= until {
                 return Ok(());

@@ -531,8 +531,13 @@ fn made<B: LaneBus>(config: &Config) -> Result<B> {
     for OutboxConfig { source, route, .. } in &config.outboxes {
         let of = |key: &str, checked: Result<()>| {
             checked.map_err(|error| {
-                let key = format_args!("{key} of {source}");
-                error.with_kind(Kind::Config).about(key)
+                let of_source = format!("{key} of {source}");
+                let error = error.with_kind(Kind::Config).about(of_source);
+                // A header of [route.headers] has a remedy.
+                match key.starts_with("route.headers") {
+                    true => error,
+                    false => error.remedy(format!("give {key} another value")),
+                }
             })
         };
         if let Some(topic) = route.topic.constant() {

@@ -57,8 +57,9 @@ pub(crate) use null::NullSink;
 pub use stdout::StdoutSink;
 pub(crate) use stdout::{json_of, printed};
 
-/// Takes the newest records of a topic, newest first, and says whether it looks for this one.
-pub type TakeRecord<'a> = dyn FnMut(&Record<'_>) -> bool + 'a;
+/// Takes one of the newest records of a topic, with its offset in its partition, and says whether
+/// it looks for this one.
+pub type TakeRecord<'a> = dyn FnMut(&Record<'_>, i64) -> bool + 'a;
 
 /// Reads the ends of topics, one after the other. Blocks.
 pub trait TailReader: Send {

@@ -819,14 +819,17 @@ impl TailReader for TopicReader {
                 let value = message.value;
                 bytes += value.map_or(0, <[u8]>::len) + key.map_or(0, <[u8]>::len);
                 if let Some(headers) = &message.headers
-                    && take(&Record {
-                        topic,
-                        key,
-                        value,
-                        headers,
-                        partition: Some(message.partition),
-                        timestamp_ms: None,
-                    })
+                    && take(
+                        &Record {
+                            topic,
+                            key,
+                            value,
+                            headers,
+                            partition: Some(message.partition),
+                            timestamp_ms: None,
+                        },
+                        message.offset,
+                    )
                     && let Some(partition) = partitions
                         .iter_mut()
                         .find(|partition| partition.id == message.partition)
@@ -1065,7 +1068,7 @@ mod tests {
         for (topic, values) in [("c", "3"), ("b", ""), ("a", "12"), ("c", "3")] {
             let mut found = String::new();
             reader
-                .read_tail(topic, Instant::now() + ASK_TIMEOUT, &mut |record| {
+                .read_tail(topic, Instant::now() + ASK_TIMEOUT, &mut |record, _| {
                     assert_eq!(record.topic, topic);
                     found += std::str::from_utf8(record.value.unwrap()).unwrap();
                     true

@@ -20,7 +20,7 @@ pub(super) enum Said {
     Acked,
     /// It was not taken now, for this reason. It is to come again.
     Later(Error),
-    /// A queue did not take it: AMQP does not say why, but it is no fault of the record.
+    /// A queue did not take it, and AMQP does not say why: mostly it has no room now.
     Full(Error),
     /// It is not taken.
     Refused(Error),
@@ -111,7 +111,8 @@ fn later(topic: &str, cause: &str) -> Error {
     )
     .remedy(
         "see whether its queues have room and a leader: rabbitmqctl list_queues name state \
-             messages. The relay tries again",
+         messages arguments. A record larger than max-length-bytes never fits. The relay tries \
+         again",
     )
     .of_topic(topic)
 }

@@ -117,14 +117,19 @@ impl Mails {
                 |name: &String| fields.iter().any(|field| name.eq_ignore_ascii_case(field));
             route.headers.iter().any(|(name, _)| is_one(name))
         };
-        if routes().any(|route| !names(route, &RECIPIENTS)) {
-            let cause = "no header gives the mails of an outbox their recipients";
+        let without = |fields: &[&str]| {
+            let outbox = config.outboxes.iter().find(|it| !names(&it.route, fields));
+            outbox.map(|outbox| &outbox.source)
+        };
+        if let Some(source) = without(&RECIPIENTS) {
+            let cause = format!("no header gives the mails of {source} their recipients");
             return Err(Error::new(Kind::Config, cause)
                 .remedy("set To, Cc or Bcc in [route.headers], such as To = \"{payload.to}\""));
         }
-        if from.is_empty() && routes().any(|route| !names(route, &["from"])) {
-            let cause =
-                "smtp.from is not set, and no header gives the mails of an outbox an author";
+        if let Some(source) = without(&["from"]).filter(|_| from.is_empty()) {
+            let cause = format!(
+                "smtp.from is not set, and no header gives the mails of {source} an author"
+            );
             return Err(
                 Error::new(Kind::Config, cause).remedy("set smtp.from, or From in [route.headers]")
             );

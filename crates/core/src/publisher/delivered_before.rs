@@ -8,11 +8,12 @@
 //! and the position of another slot's relay says nothing of this one's events.
 //!
 //! Records are remembered by what hashes to 64 bits under random keys, and only those at or above
-//! the stored position: some thirty bytes each, at most 100,000 (P4). A copy of an old event never
+//! the stored position: some hundred bytes each, at most 100,000 (P4). A copy of an old event never
 //! comes last where a newer one is skipped (P2): the relay publishes again any event that it did
 //! not find there, and with it everything behind it of the same key. An event that has an older one
 //! of its key behind it in the topic counts as not found.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
@@ -63,6 +64,42 @@ struct Found {
     commit_lsn: Lsn,
     index: u64,
     hash: u64,
+    offset: i64,
+}
+
+impl Found {
+    fn place(&self) -> (Lsn, u64) {
+        (self.commit_lsn, self.index)
+    }
+}
+
+/// The records of a key, in any order.
+#[derive(Debug, Default)]
+struct OfKey {
+    found: Vec<Found>,
+    /// Where the newest record of a stored event is.
+    stored_at: Option<i64>,
+}
+
+impl OfKey {
+    /// Those that have no older event behind them, in the order of their places.
+    fn not_overtaken(self) -> Vec<Found> {
+        let OfKey {
+            mut found,
+            stored_at,
+        } = self;
+        found.sort_unstable_by_key(|found| Reverse(found.offset));
+        let mut least: Option<(Lsn, u64)> = None;
+        found.retain(|found| {
+            let counts =
+                Some(found.offset) > stored_at && least.is_none_or(|least| found.place() <= least);
+            least = Some(least.map_or(found.place(), |least| least.min(found.place())));
+            counts
+        });
+        found.reverse();
+        found.shrink_to_fit();
+        found
+    }
 }
 
 /// Knows a record again, and which records could be of events that come again.
@@ -83,7 +120,7 @@ pub struct Tail {
     /// The topic.
     pub topic: String,
     seen_by: Seer,
-    records: Records,
+    records: HashMap<u64, OfKey>,
     /// How many records could be of events that come again.
     pub count: usize,
     left: usize,
@@ -149,9 +186,8 @@ impl DeliveredBefore {
         }
         let key = self.seen_by.key(record, place.commit_lsn, place.index);
         let hash = self.seen_by.hash(record);
-        let at = |found: &Found| (found.commit_lsn, found.index);
         let is_there = |of_key: &Vec<Found>| {
-            let found = of_key.binary_search_by_key(&(place.commit_lsn, place.index), at);
+            let found = of_key.binary_search_by_key(&(place.commit_lsn, place.index), Found::place);
             found.is_ok_and(|found| of_key.get(found).is_some_and(|found| found.hash == hash))
         };
         if records.get(&key).is_some_and(is_there) {
@@ -174,7 +210,7 @@ impl DeliveredBefore {
         Tail {
             topic,
             seen_by,
-            records: Records::new(),
+            records: HashMap::new(),
             count: 0,
             left,
         }
@@ -186,7 +222,10 @@ impl DeliveredBefore {
         self.remembered += tail.count;
         self.reads &= !failed;
         self.unread.take_if(|unread| *unread == tail.topic);
-        self.topics.insert(tail.topic, tail.records);
+        let records = tail.records.into_iter();
+        let records = records.map(|(key, of_key)| (key, of_key.not_overtaken()));
+        let records = records.filter(|(_, found)| !found.is_empty());
+        self.topics.insert(tail.topic, records.collect());
     }
 
     /// The tail of this topic cannot be read, and no further one is.
@@ -197,34 +236,30 @@ impl DeliveredBefore {
 }
 
 impl Tail {
-    /// Takes in one record, behind those that come before it in its partition, and says whether it
-    /// could be of an event that comes again, which need not be one of ours.
-    pub fn take(&mut self, record: &Record<'_>) -> bool {
+    /// Takes in the record at `offset` of its partition, and says whether it could be of an event
+    /// that comes again, which need not be one of ours.
+    pub fn take(&mut self, record: &Record<'_>, offset: i64) -> bool {
         let Some((commit_lsn, index)) = self.seen_by.place(record) else {
             return false;
         };
-        let key = self.seen_by.key(record, commit_lsn, index);
-        // Also behind a copy of one that is stored, later ones do not count.
-        if let Some(of_key) = self.records.get_mut(&key) {
-            let before = of_key.len();
-            of_key.truncate(
-                of_key.partition_point(|it| (it.commit_lsn, it.index) < (commit_lsn, index)),
-            );
-            self.count -= before - of_key.len();
-        }
         let stored = &self.seen_by.stored;
-        let again = !stored.covers(commit_lsn)
-            && index >= stored.delivered_of(commit_lsn)
-            && commit_lsn < self.seen_by.until
-            && self.count < self.left;
-        if again {
-            let hash = self.seen_by.hash(record);
-            self.count += 1;
-            self.records.entry(key).or_default().push(Found {
-                commit_lsn,
-                index,
-                hash,
-            });
+        let is_stored = stored.covers(commit_lsn) || index < stored.delivered_of(commit_lsn);
+        let again = !is_stored && commit_lsn < self.seen_by.until && self.count < self.left;
+        if again || is_stored && self.records.len() < self.left {
+            let key = self.seen_by.key(record, commit_lsn, index);
+            let of_key = self.records.entry(key).or_default();
+            if again {
+                let hash = self.seen_by.hash(record);
+                of_key.found.push(Found {
+                    commit_lsn,
+                    index,
+                    hash,
+                    offset,
+                });
+                self.count += 1;
+            } else {
+                of_key.stored_at = of_key.stored_at.max(Some(offset));
+            }
         }
         again
     }
@@ -319,8 +354,8 @@ mod tests {
     /// The tail of the topic has these events.
     fn read(before: &mut DeliveredBefore, events: &[(Place, Content<'_>)]) -> usize {
         let mut tail = before.tail("t");
-        for (place, content) in events {
-            with_record("7:1:", *place, *content, |record| tail.take(record));
+        for (offset, (place, content)) in (0..).zip(events) {
+            with_record("7:1:", *place, *content, |record| tail.take(record, offset));
         }
         let count = tail.count;
         before.read(tail, false);
@@ -373,7 +408,7 @@ mod tests {
     fn records_of_another_server_or_timeline_and_table_rows_are_ignored() {
         for origin in ["7:2:", "8:1:", "77:1:", "", "7:1:t", "7:1:0/0:"] {
             let mut tail = before().tail("t");
-            let again = with_record(origin, place(200, 0), A, |record| tail.take(record));
+            let again = with_record(origin, place(200, 0), A, |record| tail.take(record, 0));
             assert_eq!((tail.count, again), (0, false), "{origin}");
         }
         let mut before = before();
@@ -431,7 +466,7 @@ mod tests {
             // A copy of one that is stored.
             (place(90, 0), (Some("c"), "0", "{}")),
         ];
-        assert_eq!(read(&mut before, &events), 2);
+        assert_eq!(read(&mut before, &events), 5);
         for (commit_lsn, content, verdict) in [
             (200, A, Verdict::Delivered),
             (300, second, Verdict::Publish),
@@ -454,7 +489,7 @@ mod tests {
         };
         let before = DeliveredBefore::new(&[outbox()], &origin(), stored, Lsn::new(900)).unwrap();
         let mut tail = before.tail("t");
-        let mut take = |place| with_record("7:1:", place, A, |record| tail.take(record));
+        let mut take = |place| with_record("7:1:", place, A, |record| tail.take(record, 0));
         let again = [(99, 7), (200, 1), (200, 2), (899, 0), (900, 0)]
             .map(|(lsn, index)| take(place(lsn, index)));
         assert_eq!(again, [false, false, true, true, false]);
@@ -467,7 +502,7 @@ mod tests {
         let mut before = before();
         let mut tail = before.tail("t");
         for number in 0..REMEMBERED_MAX as u64 + 10 {
-            with_record("7:1:", place(200, number), A, |record| tail.take(record));
+            with_record("7:1:", place(200, number), A, |record| tail.take(record, 0));
         }
         assert_eq!(tail.count, REMEMBERED_MAX);
         before.read(tail, false);

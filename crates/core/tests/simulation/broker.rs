@@ -169,16 +169,23 @@ impl Broker {
             .map(|(log, length)| &log[..length])
     }
 
-    /// Reads the tail of a topic.
+    /// Reads the tail of a topic, in windows that go back.
     pub(super) fn read(&self, tail: &mut Tail) {
-        let records = self
-            .log
-            .iter()
-            .flatten()
-            .filter_map(|it| self.offered.get(it));
-        for record in records {
-            if record.topic == tail.topic {
-                record.with_record(|record| tail.take(record));
+        for log in &self.log {
+            let mut to = log.len();
+            let mut window = 2;
+            while to > 0 {
+                let from = to.saturating_sub(window);
+                for (offset, event) in (0..).zip(log).take(to).skip(from) {
+                    let Some(record) = self.offered.get(event) else {
+                        continue;
+                    };
+                    if record.topic == tail.topic {
+                        record.with_record(|record| tail.take(record, offset));
+                    }
+                }
+                to = from;
+                window *= 2;
             }
         }
     }
