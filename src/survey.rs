@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::source::preflight::Finding;
 use walrelay_core::config::OnError;
-use walrelay_core::error::{Error, Errors, Kind, NextCommand, Remedy, Result};
+use walrelay_core::error::{Error, Errors, Kind, Remedy, Result};
 use walrelay_core::route::OwnedRecord;
 
 /// What Postgres says about the bus.
@@ -53,22 +53,12 @@ pub(crate) struct Check {
     pub(crate) error: Option<Error>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct Survey<'a> {
-    #[serde(skip)]
-    complete: &'a dyn Fn(NextCommand) -> NextCommand,
+#[derive(Default, Serialize)]
+pub(crate) struct Survey {
     pub(crate) checks: Vec<Check>,
 }
 
-impl<'a> Survey<'a> {
-    /// `complete` adds the typed flags to a suggested command.
-    pub(crate) fn new(complete: &'a dyn Fn(NextCommand) -> NextCommand) -> Survey<'a> {
-        Survey {
-            complete,
-            checks: Vec::new(),
-        }
-    }
-
+impl Survey {
     /// The first error of a check, with all others.
     pub(crate) fn ended(&self) -> Result<()> {
         let mut errors = Errors::default();
@@ -104,28 +94,15 @@ impl<'a> Survey<'a> {
     }
 
     pub(crate) fn risk(&mut self, check: &'static str, subject: impl Display, error: &Error) {
-        self.add(self.failed(check, subject, error));
+        self.add(failed(check, subject, error));
     }
 
     pub(crate) fn wrong(&mut self, check: &'static str, subject: impl Display, error: &Error) {
-        let failed = self.failed(check, subject, error);
         self.add(Check {
             state: WRONG,
-            error: Some(error.clone().with_commands(self.complete)),
-            ..failed
+            error: Some(error.clone()),
+            ..failed(check, subject, error)
         });
-    }
-
-    fn failed(&self, check: &'static str, subject: impl Display, error: &Error) -> Check {
-        let fix = error.clone().with_commands(self.complete).what_to_do();
-        Check {
-            check,
-            subject: subject.to_string(),
-            state: WARNING,
-            found: error.to_string(),
-            fix,
-            error: None,
-        }
     }
 
     pub(crate) fn judged(
@@ -203,5 +180,16 @@ impl<'a> Survey<'a> {
             Some(_) if check.state == OK => {}
             Some(_) | None => self.checks.push(check),
         }
+    }
+}
+
+fn failed(check: &'static str, subject: impl Display, error: &Error) -> Check {
+    Check {
+        check,
+        subject: subject.to_string(),
+        state: WARNING,
+        found: error.to_string(),
+        fix: error.what_to_do(),
+        error: None,
     }
 }

@@ -74,11 +74,8 @@ const OFFLINE: &str =
     "note: with --offline the database was not looked at: table, publication and slot may not fit";
 
 /// Checks what `run` checks before it streams, and shows the record of one row. Without a database,
-/// shows the settings. `complete` adds the typed flags to a suggested command.
-pub(crate) async fn check(
-    args: &CheckArgs,
-    complete: &dyn Fn(NextCommand) -> NextCommand,
-) -> Outcome {
+/// shows the settings.
+pub(crate) async fn check(args: &CheckArgs) -> Outcome {
     let (settings, config) =
         config::read_all(&args.settings, &args.settings.source.relay.common.file)?;
     if args.offline || !config.source.database.names_server {
@@ -98,7 +95,7 @@ pub(crate) async fn check(
         });
         return print(&effective(&settings, &config));
     }
-    let mut survey = Survey::new(complete);
+    let mut survey = Survey::default();
     let Some(Place { session, facts }) = look(&config, Asked::BeforeSetup, &mut survey).await
     else {
         let late = || {
@@ -127,7 +124,7 @@ pub(crate) async fn check(
 }
 
 /// Adds what becomes of the row.
-fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey<'_>) {
+fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey) {
     const CHECK: &str = "row";
     if let Some(Shown { topic, .. }) = found
         .record
@@ -164,7 +161,7 @@ struct Reading<'r> {
 
 impl Reading<'_> {
     /// Each outbox with its row, of which `survey` gets what becomes of it.
-    async fn outboxes(&self, catalogs: &[Catalog], survey: &mut Survey<'_>) -> Result<Vec<Outbox>> {
+    async fn outboxes(&self, catalogs: &[Catalog], survey: &mut Survey) -> Result<Vec<Outbox>> {
         let mut outboxes = Vec::new();
         let mut without_id = Vec::new();
         let mut each = catalogs.iter();
@@ -750,7 +747,7 @@ mod tests {
 
     #[test]
     fn the_report_shows_the_record_of_a_row_in_aligned_columns() {
-        let mut survey = Survey::new(&|next| next);
+        let mut survey = Survey::default();
         survey.warning(
             "recovery",
             "",

@@ -8,7 +8,7 @@ use crate::cli::output::{Failure, Grid, Outcome, Output, print_report};
 use crate::cli::survey::{Asked, look};
 use crate::sink::checks;
 use crate::survey::{Check, OK, Survey, WARNING, WRONG};
-use walrelay_core::error::{Error, Kind, NextCommand, filled};
+use walrelay_core::error::{Error, Kind, filled};
 use walrelay_core::printable::counted;
 
 #[derive(Debug, Args)]
@@ -46,17 +46,14 @@ that is wrong:
   21  a row makes a record that is too large
   30  the bus cannot be reached (31: refuses, or a topic does)";
 
-/// Prints the checks of both ends. `complete` adds the typed flags to a suggested command.
-pub(super) async fn doctor(
-    args: &DoctorArgs,
-    complete: &dyn Fn(NextCommand) -> NextCommand,
-) -> Outcome {
+/// Prints the checks of both ends.
+pub(super) async fn doctor(args: &DoctorArgs) -> Outcome {
     let settings = config::settings(
         &flags(&args.settings),
         &args.settings.source.relay.common.file,
     )?;
     let config = config::config(&settings, false)?;
-    let mut survey = Survey::new(complete);
+    let mut survey = Survey::default();
     survey.ok("configuration", "", "valid");
     for warning in config::warnings(&settings, &config) {
         survey.warning("configuration", "", warning, None);
@@ -74,7 +71,7 @@ pub(super) async fn doctor(
     verdict(&survey)
 }
 
-fn count(survey: &Survey<'_>, state: &str) -> u64 {
+fn count(survey: &Survey, state: &str) -> u64 {
     survey
         .checks
         .iter()
@@ -82,7 +79,7 @@ fn count(survey: &Survey<'_>, state: &str) -> u64 {
         .count() as u64
 }
 
-fn text(survey: &Survey<'_>) -> String {
+fn text(survey: &Survey) -> String {
     let mut table = Grid::headed("state, check, subject, found");
     for Check {
         check,
@@ -110,7 +107,7 @@ fn text(survey: &Survey<'_>) -> String {
 }
 
 /// The error of the first check that is wrong. Warnings alone are no error, and have an exit code.
-fn verdict(survey: &Survey<'_>) -> Outcome {
+fn verdict(survey: &Survey) -> Outcome {
     if let Some((first, kind)) = survey
         .checks
         .iter()
@@ -134,10 +131,10 @@ fn verdict(survey: &Survey<'_>) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use walrelay_core::error::Remedy;
+    use walrelay_core::error::{NextCommand, Remedy};
 
     /// The exit code, with which an error is printed only where a check is wrong.
-    fn code(survey: &Survey<'_>) -> u8 {
+    fn code(survey: &Survey) -> u8 {
         match verdict(survey) {
             Ok(()) => 0,
             Err(Failure::ExitCode(code)) => code,
@@ -148,8 +145,7 @@ mod tests {
 
     #[test]
     fn lines_are_aligned_and_a_worse_state_replaces_ok_in_its_place() {
-        let complete = |next: NextCommand| next.option("slot", "orders");
-        let mut survey = Survey::new(&complete);
+        let mut survey = Survey::default();
         assert_eq!(code(&survey), 0);
         survey.ok("slot", "orders", "fits");
         survey.ok("topic", "t", "1 partition");
@@ -157,7 +153,9 @@ mod tests {
             "slot",
             "orders",
             "no relay",
-            Some(Remedy::from(NextCommand::new("status"))),
+            Some(Remedy::from(
+                NextCommand::new("status").option("slot", "orders"),
+            )),
         );
         assert_eq!(code(&survey), 1);
         survey.wrong(

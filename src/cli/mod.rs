@@ -287,11 +287,10 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
         }
         .set_for_process();
     }
-    let complete = |next| with_flags(next, &flags);
-    match done(&cli.command, &complete, &flags).await {
+    match done(&cli.command, &flags).await {
         Ok(()) | Err(Failure::PipeClosed) => Ok(0),
         Err(Failure::ExitCode(code)) => Ok(code),
-        Err(Failure::Error(error)) => Err(error.with_commands(&complete)),
+        Err(Failure::Error(error)) => Err(error.with_commands(&|next| with_flags(next, &flags))),
     }
 }
 
@@ -407,25 +406,21 @@ fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
     next.with_missing(flags.iter().filter(|flag| takes(name, flag.name)).cloned())
 }
 
-async fn done(
-    command: &Command,
-    complete: &dyn Fn(NextCommand) -> NextCommand,
-    typed: &[Flag],
-) -> Outcome {
+async fn done(command: &Command, typed: &[Flag]) -> Outcome {
     match command {
         Command::Run(args) => Box::pin(run(args, typed)).await,
-        Command::Setup(args) => setup::setup(args, complete).await,
+        Command::Setup(args) => setup::setup(args).await,
         Command::Teardown(args) => Box::pin(teardown::teardown(args)).await,
         Command::Status(args) => status::status(args).await,
         Command::Pending(args) => Box::pin(pending::pending(args)).await,
         Command::Tail(args) => Box::pin(tail::tail(args)).await,
-        Command::Doctor(args) => Box::pin(doctor::doctor(args, complete)).await,
+        Command::Doctor(args) => Box::pin(doctor::doctor(args)).await,
         Command::Exporter(args) => exporter::exporter(args).await,
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
         Command::Parked(command) => Box::pin(command.run()).await,
-        Command::Config(ConfigCommand::Check(args)) => Box::pin(check::check(args, complete)).await,
+        Command::Config(ConfigCommand::Check(args)) => Box::pin(check::check(args)).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         #[cfg(feature = "debezium")]
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,

@@ -594,7 +594,7 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
         &self,
         config: &'a Config,
         seen: &'a Seen,
-        survey: &'a mut Survey<'_>,
+        survey: &'a mut Survey,
     ) -> LocalBoxFuture<'a, Option<String>> {
         Box::pin(async move {
             look::<B>(config, seen, survey).await;
@@ -603,7 +603,7 @@ impl<B: LaneBus> BusChecks for LaneChecks<B> {
     }
 }
 
-async fn look<B: LaneBus>(config: &Config, seen: &Seen, survey: &mut Survey<'_>) {
+async fn look<B: LaneBus>(config: &Config, seen: &Seen, survey: &mut Survey) {
     let Bus { name, reach, .. } = B::KIND.bus();
     let bus = match made::<B>(config) {
         Ok(bus) => bus,

@@ -240,7 +240,7 @@ pub(crate) trait BusChecks: Sync {
         &self,
         config: &'a Config,
         _: &'a Seen,
-        survey: &'a mut Survey<'_>,
+        survey: &'a mut Survey,
     ) -> LocalBoxFuture<'a, Option<String>> {
         let kind: &str = config.sink.kind.into();
         survey.ok(BUS, "", format!("none to ask: sink.kind is {kind}"));

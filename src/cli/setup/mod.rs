@@ -84,11 +84,8 @@ Exit codes:
   15  publication or table do not fit";
 
 /// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL
-/// that mends them. `complete` adds the typed flags to a suggested command.
-pub(crate) async fn setup(
-    args: &SetupArgs,
-    complete: &dyn Fn(NextCommand) -> NextCommand,
-) -> Outcome {
+/// that mends them.
+pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = SqlSession::connect(&source.database, "walrelay setup").await?;
@@ -150,8 +147,7 @@ pub(crate) async fn setup(
     } else {
         String::new()
     };
-    args.output
-        .say(format_args!("Ready. Next: {}{again}", complete(run)))
+    args.output.say(format_args!("Ready. Next: {run}{again}"))
 }
 
 /// What has the rows published that are in the table before the first start, in words that `run`

@@ -49,7 +49,7 @@ impl Asked {
 
 /// Adds the checks of the servers, within [`LIMIT`]. Gives what was read of Postgres, where it
 /// answers in time.
-pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>) -> Option<Place> {
+pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey) -> Option<Place> {
     within_limit(survey, async |survey| {
         let mut seen = Seen::default();
         let place = postgres::look(config, asked, survey, &mut seen).await;
@@ -70,8 +70,8 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
 }
 
 async fn within_limit<T>(
-    survey: &mut Survey<'_>,
-    look: impl AsyncFnOnce(&mut Survey<'_>) -> T,
+    survey: &mut Survey,
+    look: impl AsyncFnOnce(&mut Survey) -> T,
 ) -> Option<T> {
     if let Ok(found) = tokio::time::timeout(LIMIT, look(survey)).await {
         return Some(found);
@@ -91,7 +91,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn checks_that_take_too_long_end_at_the_limit_and_those_made_are_shown() {
-        let mut survey = Survey::new(&|next| next);
+        let mut survey = Survey::default();
         let began = tokio::time::Instant::now();
         let looked = within_limit(&mut survey, async |survey| {
             survey.ok("postgres", "", "PostgreSQL 18");

@@ -48,7 +48,7 @@ pub(in crate::cli) struct Place {
 pub(super) async fn look(
     config: &Config,
     asked: Asked,
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
     seen: &mut Seen,
 ) -> Option<Place> {
     seen.topics = topics_of_templates(config);
@@ -121,7 +121,7 @@ struct Looked<'l> {
 
 impl Looked<'_> {
     /// Adds the checks of what a relay reads from.
-    async fn source(&self, survey: &mut Survey<'_>) {
+    async fn source(&self, survey: &mut Survey) {
         let facts = self.facts;
         match &self.polls {
             // A poller needs neither slot nor publication. On a standby it waits, too.
@@ -144,7 +144,7 @@ impl Looked<'_> {
 
     /// Adds the checks of the tables, and to `seen` what their rows say of topics. Whether all of
     /// them can be read.
-    async fn tables(&self, survey: &mut Survey<'_>, seen: &mut Seen) -> bool {
+    async fn tables(&self, survey: &mut Survey, seen: &mut Seen) -> bool {
         let session = self.session;
         let mut are_readable = true;
         let tables = tables_of(&self.config.outboxes);
@@ -201,7 +201,7 @@ async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
 }
 
 /// Whether code of others runs in the sessions that write.
-async fn owned(survey: &mut Survey<'_>, session: &SqlSession, config: &Config) {
+async fn owned(survey: &mut Survey, session: &SqlSession, config: &Config) {
     const CHECK: &str = "owners";
     match owners::risks(session.client(), config).await {
         Ok(risks) => risks.iter().for_each(|risk| survey.risk(CHECK, "", risk)),
@@ -214,7 +214,7 @@ pub(super) async fn position(
     config: &Config,
     place: &Place,
     cluster_id: Option<String>,
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
 ) {
     const CHECK: &str = "position";
     let subject = config.source.slot.to_string();
@@ -245,7 +245,7 @@ pub(super) async fn position(
     }
 }
 
-fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Asked) {
+fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
     let source = &config.source;
     let (slot, retained) = facts
         .slot
@@ -302,7 +302,7 @@ fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Aske
     }
 }
 
-fn polled(survey: &mut Survey<'_>, config: &Config, facts: &Facts, why: &str) {
+fn polled(survey: &mut Survey, config: &Config, facts: &Facts, why: &str) {
     survey.ok(
         "server",
         "",
@@ -315,7 +315,7 @@ fn polled(survey: &mut Survey<'_>, config: &Config, facts: &Facts, why: &str) {
     }
 }
 
-async fn clock(survey: &mut Survey<'_>, session: &SqlSession) {
+async fn clock(survey: &mut Survey, session: &SqlSession) {
     match ClockDifference::read(session).await {
         Ok(difference) => match difference.fault() {
             None => survey.ok("clock", "", difference),
@@ -326,7 +326,7 @@ async fn clock(survey: &mut Survey<'_>, session: &SqlSession) {
 }
 
 /// Judges the copies of the slot, where the configuration names several servers.
-async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Asked) {
+async fn copies(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
     const CHECK: &str = "standby-slots";
     if facts
         .slot
@@ -396,7 +396,7 @@ fn described_slot(slot: &Slot, facts: &Facts) -> (String, u64) {
 
 /// Whether the rows of the table could take the place of a lost slot, or be polled.
 async fn recovery(
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
     session: &SqlSession,
     config: &Config,
     outbox: &OutboxConfig,
@@ -459,7 +459,7 @@ async fn recovery(
 }
 
 async fn rows(
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
     session: &SqlSession,
     sampled: &Sampled<'_>,
     config: &Config,

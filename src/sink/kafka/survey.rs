@@ -74,7 +74,7 @@ impl BusChecks for KafkaChecks {
         &self,
         config: &'a Config,
         seen: &'a Seen,
-        survey: &'a mut Survey<'_>,
+        survey: &'a mut Survey,
     ) -> LocalBoxFuture<'a, Option<String>> {
         Box::pin(look(config, seen, survey))
     }
@@ -82,7 +82,7 @@ impl BusChecks for KafkaChecks {
 
 /// Adds the checks of Kafka to `survey`, for the topics that were seen in Postgres and those of the
 /// configuration. Gives the id of the cluster, if a broker tells.
-async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<String> {
+async fn look(config: &Config, seen: &Seen, survey: &mut Survey) -> Option<String> {
     let answer = match answering(&config.kafka).await {
         Ok(answer) => answer,
         Err(error) => {
@@ -107,7 +107,7 @@ async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<S
 }
 
 /// Adds the checks of what this broker tells.
-async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Survey<'_>) {
+async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Survey) {
     let mut topics: Vec<_> = seen
         .topics
         .keys()
@@ -191,7 +191,7 @@ fn missing(
     creation: &Result<()>,
     of: Purpose,
     topic: &str,
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
 ) {
     let error = no_topic(topic);
     match (creation, by_brokers, of) {
@@ -221,7 +221,7 @@ fn missing(
     }
 }
 
-fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
+fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey) {
     let [partitions, replicas] = [(found.partitions, "partition"), (found.replicas, "replica")]
         .map(|(count, what)| counted(count as u64, what));
     survey.ok(TOPIC, name, format!("{partitions}, {replicas} each"));
@@ -278,7 +278,7 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
     rights(config, found, of, name, survey);
 }
 
-fn rights(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
+fn rights(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey) {
     let reads_tails = config.delivery.read_tails == ReadTails::AtStart
         && config.delivery.transactions().is_none();
     match (found.may_write, found.may_read) {
@@ -306,7 +306,7 @@ fn record_size(
     found: &Description,
     name: &str,
     largest: &Largest,
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
 ) {
     const CHECK: &str = "record-size";
     let Largest {
@@ -349,7 +349,7 @@ fn record_time(
     found: &Description,
     name: &str,
     largest: &Largest,
-    survey: &mut Survey<'_>,
+    survey: &mut Survey,
 ) {
     const CHECK: &str = "record-time";
     let Some(time_ms) = largest.record.timestamp_ms else {
