@@ -654,9 +654,9 @@ impl RetryRun<'_> {
             let held = match self.read(walk).await {
                 Ok(held) => held,
                 Err(error) => match walk.unread() {
-                    Some(WalkStep::Read) => continue,
-                    Some(WalkStep::Failed(_) | WalkStep::End) => return Ok(()),
-                    None => {
+                    WalkStep::Read => continue,
+                    WalkStep::End => return Ok(()),
+                    WalkStep::Failed => {
                         return Err(Trouble::Own {
                             doing: "reading it",
                             row: None,
@@ -674,15 +674,12 @@ impl RetryRun<'_> {
                 .await?;
             let refusal = refused.map_err(Trouble::Whole)?;
             let is_certain = refusal.as_ref().map(|refusal| refusal.is_certain);
-            match (walk.sent(&held, done, is_certain), &refusal) {
-                (WalkStep::Failed(at), Some(refusal)) => {
-                    let Some(failed) = held.get(at) else {
-                        return Ok(());
-                    };
+            match (walk.sent(&held, done, is_certain), &refusal, held.get(done)) {
+                (WalkStep::Read, ..) => {}
+                (WalkStep::Failed, Some(refusal), Some(failed)) => {
                     return self.fail(&walk.head, failed, refusal).await;
                 }
-                (WalkStep::Read, _) => {}
-                (WalkStep::Failed(_) | WalkStep::End, _) => return Ok(()),
+                (WalkStep::Failed | WalkStep::End, ..) => return Ok(()),
             }
             if self.shared.ends.load(Ordering::Relaxed) {
                 return Ok(());

@@ -141,6 +141,11 @@ impl Position {
         }
     }
 
+    /// Whether the event at `index` of the transaction at `commit_lsn` is delivered.
+    pub fn has(&self, commit_lsn: Lsn, index: u64) -> bool {
+        self.covers(commit_lsn) || index < self.delivered_of(commit_lsn)
+    }
+
     /// Whether this position includes all that `earlier` includes.
     pub fn is_at_or_after(&self, earlier: &Position) -> bool {
         self.order_key() >= earlier.order_key()

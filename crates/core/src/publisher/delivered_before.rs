@@ -242,8 +242,7 @@ impl Tail {
         let Some((commit_lsn, index)) = self.seen_by.place(record) else {
             return false;
         };
-        let stored = &self.seen_by.stored;
-        let is_stored = stored.covers(commit_lsn) || index < stored.delivered_of(commit_lsn);
+        let is_stored = self.seen_by.stored.has(commit_lsn, index);
         let again = !is_stored && commit_lsn < self.seen_by.until && self.count < self.left;
         if again || is_stored && self.records.len() < self.left {
             let key = self.seen_by.key(record, commit_lsn, index);

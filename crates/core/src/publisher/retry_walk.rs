@@ -11,9 +11,7 @@ const BATCH_EVENTS: i64 = 200;
 /// Whether an event is behind the `stored` position. Only then a retry sends or drops it: after a
 /// crash it does not come again, and neither do those before it.
 pub fn is_stored(place: Place, stored: &Position) -> bool {
-    place.via != Via::Slot
-        || stored.covers(place.commit_lsn)
-        || place.index < stored.delivered_of(place.commit_lsn)
+    place.via != Via::Slot || stored.has(place.commit_lsn, place.index)
 }
 
 /// A walk through the parked events of an aggregate, in their order, until one fails or none is
@@ -41,8 +39,8 @@ enum NextRead {
 pub enum WalkStep {
     /// Events are read.
     Read,
-    /// The event at this place among those that were read has failed, and the walk ends.
-    Failed(usize),
+    /// The next event has failed, or cannot be read, and the walk ends.
+    Failed,
     /// The walk ends.
     End,
 }
@@ -65,16 +63,16 @@ impl RetryWalk {
         Limit { events, bytes }
     }
 
-    /// The events cannot be read. What follows; none where the fault is that of the head.
-    pub fn unread(&mut self) -> Option<WalkStep> {
+    /// The events cannot be read.
+    pub fn unread(&mut self) -> WalkStep {
         match self.next {
             NextRead::Batch => {
                 self.next = NextRead::OneOfBatch;
-                Some(WalkStep::Read)
+                WalkStep::Read
             }
             // The next walk begins with this event, and names it.
-            NextRead::OneOfBatch => Some(WalkStep::End),
-            NextRead::Event => None,
+            NextRead::OneOfBatch => WalkStep::End,
+            NextRead::Event => WalkStep::Failed,
         }
     }
 
@@ -110,7 +108,7 @@ impl RetryWalk {
                 self.head.id = failed.id;
                 self.next = NextRead::Event;
                 if is_certain {
-                    WalkStep::Failed(done)
+                    WalkStep::Failed
                 } else {
                     WalkStep::Read
                 }

@@ -195,14 +195,12 @@ pub(super) struct Retried {
 }
 
 impl Retried {
-    pub(super) fn and(self, other: Retried) -> Retried {
-        Retried {
-            delivered: self.delivered + other.delivered,
-            failed: self.failed + other.failed,
-            dropped: self.dropped + other.dropped,
-            early: self.early + other.early,
-            remembered: self.remembered + other.remembered,
-        }
+    pub(super) fn add(&mut self, other: Retried) {
+        self.delivered += other.delivered;
+        self.failed += other.failed;
+        self.dropped += other.dropped;
+        self.early += other.early;
+        self.remembered += other.remembered;
     }
 
     pub(super) fn all(&self) -> bool {
@@ -362,9 +360,9 @@ impl Pass {
         match walk.sent(&held, acked, refused) {
             WalkStep::Read => self.walk = Some(walk),
             WalkStep::End => {}
-            WalkStep::Failed(at) => {
+            WalkStep::Failed => {
                 reached.failed += 1;
-                let row = tables.rows.get_mut(&held[at].id).unwrap();
+                let row = tables.rows.get_mut(&held[acked].id).unwrap();
                 row.asked = None;
                 row.is_due = random.bool();
                 row.attempts += 1;

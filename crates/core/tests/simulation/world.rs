@@ -80,7 +80,6 @@ pub(super) struct World {
     reads_tails: bool,
     /// Where rows are marked and events are parked.
     parks: Option<Parks>,
-    pub(super) retried: Retried,
 }
 
 /// What Postgres has beside the log, and what the relay does there.
@@ -106,6 +105,7 @@ pub(super) struct Reached {
     /// On a bus that refuses each record for itself.
     refused: u64,
     dead_letters: u64,
+    pub(super) retried: Retried,
 }
 
 impl Reached {
@@ -117,6 +117,7 @@ impl Reached {
         self.refused += world.broker.lock().unwrap().refused;
         self.dead_letters += other.dead_letters;
         self.delivered_before += other.delivered_before;
+        self.retried.add(other.retried);
         self.slot_went_back += other.slot_went_back;
         self.failed_delivery += other.failed_delivery;
         let shared = |transaction: &&Transaction| {
@@ -162,7 +163,6 @@ impl World {
             reached: Reached::default(),
             reads_tails: false,
             parks: None,
-            retried: Retried::default(),
         }
     }
 
@@ -343,7 +343,8 @@ impl World {
         let Some(pass) = &mut parks.pass else {
             if parking.is_any() {
                 let stored = pipeline.confirm.stored_position();
-                let (pass, report) = Pass::begin(&mut parks.tables, stored, &mut self.retried);
+                let (pass, report) =
+                    Pass::begin(&mut parks.tables, stored, &mut self.reached.retried);
                 parks.pass = Some(pass);
                 parking.retried(report, &slot);
             }
@@ -357,7 +358,7 @@ impl World {
             &mut parks.tables,
             &broker.unfit,
             &mut parks.memory,
-            &mut self.retried,
+            &mut self.reached.retried,
             &mut self.random,
         );
         broker.took(&step.appended);
