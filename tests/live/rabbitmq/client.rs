@@ -1,13 +1,14 @@
 //! P1: the tests' own client of RabbitMQ, which declares and reads queues.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions,
-    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ExchangeDeclareOptions,
+    QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, LongString};
-use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -15,6 +16,8 @@ use futures_util::StreamExt as _;
 
 /// A queue without a message for this long is at its end.
 const IDLE: Duration = Duration::from_millis(300);
+/// For how long a queue is read that others write to meanwhile.
+const READ_MAX: Duration = Duration::from_millis(500);
 
 /// A message that was in a queue.
 #[derive(Debug, Clone)]
@@ -39,6 +42,9 @@ pub(in crate::live) struct Client {
     runtime: Runtime,
     uri: String,
     connection: Option<(Connection, Channel)>,
+    /// Of the connection, by queue. None is cancelled: a quorum queue returns what it sends to a
+    /// cancelled consumer, and the message would be read behind a later one.
+    consumers: HashMap<String, Consumer>,
     pub(in crate::live) stored: Vec<Stored>,
 }
 
@@ -61,6 +67,7 @@ impl Client {
             runtime,
             uri: format!("amqp://guest:guest@{address}/{vhost}"),
             connection: None,
+            consumers: HashMap::new(),
             stored: Vec::new(),
         }
     }
@@ -72,9 +79,11 @@ impl Client {
         };
         let uri = self.uri.clone();
         if !self.connection.as_ref().is_some_and(is_open) {
+            self.consumers.clear();
             self.connection = Some(self.runtime.block_on(async {
                 let connection = Connection::connect(&uri, ConnectionProperties::default()).await?;
                 let channel = connection.create_channel().await?;
+                channel.basic_qos(1_000, BasicQosOptions::default()).await?;
                 lapin::Result::Ok((connection, channel))
             })?);
         }
@@ -111,7 +120,7 @@ impl Client {
             .expect("a queue");
     }
 
-    /// The number of messages in a queue that were not read yet; 0 without the queue.
+    /// The number of messages in a queue that nothing has read from; 0 without the queue.
     pub(in crate::live) fn waiting(&mut self, name: &str) -> u32 {
         let options = QueueDeclareOptions {
             passive: true,
@@ -156,49 +165,59 @@ impl Client {
         .expect("a binding");
     }
 
-    /// Reads a queue until nothing comes for a while, and gives how many messages were read so far.
-    /// What it reads is gone, but a stream is read from its beginning. The server may be on its
-    /// way.
+    /// Reads a queue until nothing comes for a while, but not for ever while others write, and gives
+    /// how many messages were read so far. What it reads is gone, but a stream is read from its
+    /// beginning on a new connection. The server may be on its way.
     pub(in crate::live) fn read(&mut self, name: &str, kind: Queue) -> usize {
-        let mut read = Vec::new();
+        if self.consume(name, kind).is_err() {
+            self.connection = None;
+        }
+        self.stored.len()
+    }
+
+    fn consume(&mut self, name: &str, kind: Queue) -> lapin::Result<()> {
+        // A lost connection takes its consumers with it.
+        self.on(async |_| Ok(()))?;
+        let mut consumer = match self.consumers.remove(name) {
+            Some(consumer) => consumer,
+            None => self.add_consumer(name, kind)?,
+        };
+        let start = Instant::now();
+        while start.elapsed() < READ_MAX
+            && let Ok(next) = self
+                .runtime
+                .block_on(async { timeout(IDLE, consumer.next()).await })
+        {
+            // The server has ended it, as it does when the queue is deleted.
+            let Some(message) = next else {
+                return Ok(());
+            };
+            let message = message?;
+            self.runtime
+                .block_on(message.ack(BasicAckOptions::default()))?;
+            self.stored.push(Stored {
+                routing_key: message.routing_key.to_string(),
+                properties: message.properties,
+                payload: message.data,
+            });
+        }
+        self.consumers.insert(name.to_owned(), consumer);
+        Ok(())
+    }
+
+    fn add_consumer(&mut self, name: &str, kind: Queue) -> lapin::Result<Consumer> {
         let mut arguments = FieldTable::default();
         if kind == Queue::Stream {
             let first = AMQPValue::LongString(LongString::from("first"));
             arguments.insert("x-stream-offset".into(), first);
             self.stored.clear();
         }
-        let ended = self.on(async |channel| {
-            channel.basic_qos(1_000, BasicQosOptions::default()).await?;
+        self.on(async |channel| {
             let options = BasicConsumeOptions::default();
-            let mut consumer = channel
-                .basic_consume(name.into(), "tests".into(), options, arguments)
-                .await?;
-            let mut is_cancelled = false;
-            loop {
-                let message = match timeout(IDLE, consumer.next()).await {
-                    Ok(Some(message)) => message?,
-                    // What the server had sent before is here, too.
-                    Ok(None) => return Ok(()),
-                    Err(_) if is_cancelled => return Ok(()),
-                    Err(_) => {
-                        let options = BasicCancelOptions::default();
-                        channel.basic_cancel("tests".into(), options).await?;
-                        is_cancelled = true;
-                        continue;
-                    }
-                };
-                message.ack(BasicAckOptions::default()).await?;
-                read.push(Stored {
-                    routing_key: message.routing_key.to_string(),
-                    properties: message.properties,
-                    payload: message.data,
-                });
-            }
-        });
-        if ended.is_err() {
-            self.connection = None;
-        }
-        self.stored.append(&mut read);
-        self.stored.len()
+            let tag = name.into();
+            channel
+                .basic_consume(name.into(), tag, options, arguments)
+                .await
+        })
     }
 }
