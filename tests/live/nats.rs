@@ -4,6 +4,7 @@
 mod copies;
 mod login;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -12,6 +13,7 @@ use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, 
 use crate::live::doctor::Checks;
 use crate::support::certificates::{Authority, LOOPBACK};
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
+use crate::support::servers::nats::Stored;
 use crate::support::servers::{Nats, Postgres};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
@@ -48,8 +50,8 @@ fn ready(command: &RelayCommand) -> Relay {
     relay
 }
 
-/// The checker's findings for the present state of the stream.
-fn findings(world: &World, nats: &Nats) -> Findings {
+/// The checker's findings for these messages.
+fn findings(world: &World, messages: &[Stored]) -> Findings {
     let rows = "select id::text, aggregateid, (payload->>'v')::bigint, payload::text, \
                 aggregatetype from outbox where payload ? 'v'";
     let rows = world.sql().rows(rows, &[]);
@@ -58,7 +60,7 @@ fn findings(world: &World, nats: &Nats) -> Findings {
         .map(|row| committed(&format!("outbox.event.{}", row.get::<_, &str>(4)), row))
         .collect();
     let mut found = Topics::default();
-    for stored in nats.read(STREAM) {
+    for stored in messages {
         let topic: Arc<str> = stored.subject.as_str().into();
         found.partitions.insert(Arc::clone(&topic), 1);
         found.records.push(Delivered {
@@ -81,7 +83,7 @@ fn all_delivered(world: &World, nats: &Nats) -> Findings {
     eventually("as many messages as rows", ARRIVAL, count, |count| {
         *count >= rows
     });
-    let found = || findings(world, nats);
+    let found = || findings(world, &nats.read(STREAM));
     let found = eventually("every row has arrived", ARRIVAL, found, |found| {
         found.lost.is_empty()
     });
@@ -219,6 +221,48 @@ fn a_subscriber_without_a_stream_acks_nothing() {
     assert!(!relay.log().contains("bus_disconnected"), "{}", relay.log());
     nats.add_stream(STREAM, &ALL, json!({}));
     all_delivered(&world, &nats);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// P2: one record of a key is on its way, and the ack of an earlier attempt is that of none.
+#[test]
+fn a_record_follows_the_ack_of_the_last_attempt_of_the_one_before() {
+    let Some(nats) = Nats::start() else { return };
+    let world = world();
+    let mut stream = nats.subscribe("outbox.event.>");
+    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"300ms\"\n"));
+    let sql = world.sql();
+    for _ in 0..3 {
+        for aggregate in ["a", "b", "c"] {
+            world.emit(&sql, aggregate);
+        }
+    }
+    let mut attempts: HashMap<String, Vec<Stored>> = HashMap::new();
+    let mut stored: Vec<Stored> = Vec::new();
+    while stored.len() < 9 {
+        let mut record = stream.message().expect("a record");
+        let of_key = attempts.entry(record.header("key").to_owned()).or_default();
+        if let Some(before) = of_key.last() {
+            assert_eq!(record.header("id"), before.header("id"), "two of a key");
+        }
+        match of_key.len() {
+            0 => of_key.push(record),
+            1 => {
+                stream.ack(&of_key[0]);
+                of_key.push(record);
+            }
+            _ => {
+                stream.ack(&record);
+                of_key.clear();
+                record.sequence = stored.len().try_into().expect("a sequence");
+                stored.push(record);
+            }
+        }
+    }
+    world.wait_confirmed(ARRIVAL);
+    let found = findings(&world, &stored);
+    found.assert_sound();
+    assert_eq!(found.duplicates, 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

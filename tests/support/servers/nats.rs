@@ -33,6 +33,8 @@ pub(crate) struct Nats {
 pub(crate) struct Stored {
     pub(crate) subject: String,
     pub(crate) sequence: i64,
+    /// Where an ack is expected.
+    pub(crate) reply: String,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) payload: Vec<u8>,
 }
@@ -215,7 +217,7 @@ impl Nats {
         client.message().expect("an ack");
     }
 
-    /// A subscriber that never answers, until it is dropped.
+    /// A subscriber that answers what it is told to, until it is dropped.
     pub(crate) fn subscribe(&self, subject: &str) -> Client {
         let mut client = self.client().expect("a connection");
         client.write(&format!("SUB {subject} 9\r\nPING\r\n"));
@@ -323,8 +325,14 @@ impl Client {
         serde_json::from_slice(&self.message()?.payload).ok()
     }
 
+    /// Answers a message as a stream does that has stored it.
+    pub(crate) fn ack(&mut self, message: &Stored) {
+        let ack = json!({"stream": "BY_HAND", "seq": 1});
+        self.publish(&message.reply, "", &ack);
+    }
+
     /// The next message; what else the server says is passed over.
-    fn message(&mut self) -> Option<Stored> {
+    pub(crate) fn message(&mut self) -> Option<Stored> {
         loop {
             let line = self.line()?;
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -343,6 +351,7 @@ impl Client {
                     return Some(Stored {
                         subject: (*words.get(1)?).to_owned(),
                         sequence: sequence(words.get(3)?),
+                        reply: (*words.get(3)?).to_owned(),
                         headers: headers(&String::from_utf8_lossy(&bytes)),
                         payload,
                     });
