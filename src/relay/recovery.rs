@@ -19,16 +19,6 @@ use walrelay_core::position::{Lsn, Position, ServerIdentity};
 const UNKNOWN_ROWS: &str =
     "the stored position does not tell which rows of the table were published";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum TableReason {
-    /// The slot does not have everything, or there is none.
-    Gap,
-    /// Somebody set these rows to pending again.
-    Asked(Vec<RowId>),
-    /// There can be no slot, or none is wanted; in a few words.
-    Poll(String),
-}
-
 /// The task of the holder of the lease on the table.
 pub(super) enum TableTask {
     /// Create the slot, and read these rows first.

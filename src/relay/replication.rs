@@ -17,7 +17,7 @@ use crate::relay::jobs::{
 use crate::relay::recovery::why_unread;
 use crate::relay::session::{Session, memberships};
 use crate::relay::shared_loop::{
-    Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
+    OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
 };
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
@@ -47,6 +47,7 @@ use walrelay_core::ledger::confirm::Due;
 use walrelay_core::position::{Lsn, Position};
 
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
+use walrelay_core::sessions::Ended;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
 /// (P7).

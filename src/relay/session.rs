@@ -23,9 +23,7 @@ use crate::postgres::fault;
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::recovery::{
-    Found, TableReason, TableTask, fits, polled, slot_task, wants_backlog,
-};
+use crate::relay::recovery::{Found, TableTask, fits, polled, slot_task, wants_backlog};
 use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
 use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, BusSink as _, SinkHandle, Transactional};
@@ -46,6 +44,7 @@ use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::position::{Lsn, Position};
+use walrelay_core::sessions::TableReason;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::postgres::sql;
-use crate::relay::outage::RefusedWrites;
+use crate::relay::outage;
 use crate::relay::retrying::Retrying;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
@@ -37,11 +37,11 @@ use crate::telemetry::{Flow, Metrics, NotReady, Telemetry};
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::clock::now_us;
 use walrelay_core::error::{Disposition, Error, Kind, Result};
-use walrelay_core::event::RowId;
 use walrelay_core::failpoint;
 use walrelay_core::parked::CLASSES;
 use walrelay_core::publisher::parked_index::RetryReport;
 use walrelay_core::publisher::{Counts, Publisher};
+use walrelay_core::sessions::{Ended, RefusedWrites};
 use walrelay_core::sink::Connection;
 
 /// How often metrics and health are updated: often enough for a person, seldom enough to cost
@@ -61,24 +61,6 @@ pub(super) struct Process<'a> {
     pub(super) telemetry: &'a Telemetry,
     pub(super) watchdog: &'a StallWatchdog,
     pub(super) stop: StopSignal,
-}
-
-/// How a session ended well.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// The relay was told to stop, and did what it could.
-    Stopped,
-    /// Postgres shuts down; it will be back.
-    ServerShutDown,
-    /// The task is done, and the next session is of another kind.
-    Again,
-    /// These rows are to be published again.
-    Asked(Vec<RowId>),
-    /// The slot retains more WAL than its limit, and is to be dropped.
-    OverBudget,
-    /// Transactions hold up the creation of the slot, for this reason: the table is polled
-    /// meanwhile.
-    Held(String),
 }
 
 /// What the stream did since the last report. A loop without a stream reports the default.
@@ -175,7 +157,7 @@ impl<'a> SharedLoop<'a> {
             bus: BusWatch::new(&publisher.sink, telemetry),
             session: marker.map(WriteSession::Open),
             writing_back: Fuse::terminated(),
-            refused_writes: RefusedWrites::new(),
+            refused_writes: RefusedWrites::default(),
             retrying: Retrying::new(
                 config,
                 known,
@@ -266,7 +248,7 @@ impl<'a> SharedLoop<'a> {
                     .metrics
                     .written_back(publisher.write_backs.finish());
                 if marks_rows || publisher.write_backs.is_empty() {
-                    self.refused_writes.are_over(config, telemetry);
+                    outage::write_taken(self.refused_writes.succeeded(), config, telemetry);
                 }
                 failpoint::reached("marked");
             }
@@ -315,12 +297,15 @@ impl<'a> SharedLoop<'a> {
         let Process {
             config, telemetry, ..
         } = self.process;
-        self.refused_writes
-            .refused(&error, publisher.write_backs.len(), config, telemetry);
+        let now = Instant::now().into_std();
+        let refusal = self
+            .refused_writes
+            .refused(error.kind(), now, fastrand::f64());
+        let events = publisher.write_backs.len();
+        outage::write_refused(&error, refusal, events, config, telemetry);
         if self.leaving.is_some() {
             publisher.write_backs.refuse();
             let slot = &config.source.slot;
-            let events = publisher.write_backs.len();
             tracing::warn!(event = "write_back_left", %slot, events, %error,
                 "rows of published events are not written; if this relay stops now, the next one \
                  publishes them again");
@@ -365,8 +350,8 @@ impl<'a> SharedLoop<'a> {
     /// Begins to mark or delete up to `max` rows of delivered events, where that is configured.
     pub(super) fn begin_write_back(&mut self, publisher: &mut Publisher<AnySink>, max: usize) {
         let Some(session) = &self.session else { return };
-        let is_due =
-            self.refused_writes.may_try(Instant::now()) || publisher.write_backs.commits_wait();
+        let is_due = self.refused_writes.may_try(Instant::now().into_std())
+            || publisher.write_backs.commits_wait();
         if !is_due && self.leaving.is_none() {
             return;
         }

@@ -11,11 +11,10 @@ use tokio_postgres::Client;
 use crate::config::{Config, StoreKind};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
-use crate::relay::outage::Outage;
+use crate::relay::outage;
 use crate::relay::producer::RelayProducer;
-use crate::relay::recovery::TableReason;
 use crate::relay::session::{Lease, Opened, Session};
-use crate::relay::shared_loop::{Ended, Process, report_counts};
+use crate::relay::shared_loop::{Process, report_counts};
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
@@ -38,6 +37,7 @@ use walrelay_core::position::Position;
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
+use walrelay_core::sessions::{Ended, Next, ProducerAfter, Retry, Sessions, TableReason};
 
 /// The pause of a stand-by between two looks. Up to as much again is added, so that two of them do
 /// not come in step.
@@ -49,11 +49,10 @@ const FIT_EVERY: Duration = Duration::from_secs(5);
 /// to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A session that lasted this long was a good one, and the next outage is another.
-const LASTED: Duration = Duration::from_secs(10);
-
 pub(super) struct Relay {
-    outage: Outage,
+    sessions: Sessions,
+    /// How often a batch was too large, and none of its records.
+    in_vain: u64,
     pub(super) producer: RelayProducer,
     /// Whether topics may have what comes again: an earlier process was killed, or this one stood
     /// still.
@@ -62,8 +61,6 @@ pub(super) struct Relay {
     served: Option<ServerIdentity>,
     /// Warnings that were logged: each once, not at each try.
     warned: HashSet<String>,
-    /// Why the table is read next, although there may be a slot.
-    table_instead: Option<TableReason>,
     pub(super) known: Known,
     /// Whether the last session confirmed to Postgres all that may be confirmed.
     told: bool,
@@ -85,7 +82,8 @@ impl Relay {
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         let known = Known::default();
         Ok(Relay {
-            outage: Outage::new(),
+            sessions: Sessions::default(),
+            in_vain: 0,
             producer: RelayProducer::new(
                 StallWatchdog::start(config.source.wal_sender_timeout)?,
                 Arc::clone(&known),
@@ -95,7 +93,6 @@ impl Relay {
             warned: HashSet::new(),
             told: true,
             walsender_pid: None,
-            table_instead: None,
             known,
             config,
             telemetry,
@@ -103,68 +100,72 @@ impl Relay {
     }
 
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
+        let mut next = Next::Open;
         loop {
-            let mut error = match Box::pin(self.one_session(stop)).await {
-                Ok(Ended::ServerShutDown) => {
-                    Error::new(Kind::PostgresUnreachable, "Postgres is shutting down")
+            next = match next {
+                Next::Open => {
+                    let ended = Box::pin(self.one_session(stop)).await;
+                    self.after(ended, stop)?
                 }
-                Ok(Ended::Stopped) => return self.leave(stop).await,
-                Ok(_) if stop.asked() != Stop::No => return self.leave(stop).await,
-                // The next session is of another kind.
-                Ok(next) => {
-                    match next {
-                        Ended::Asked(rows) => self.table_instead = Some(TableReason::Asked(rows)),
-                        Ended::OverBudget => self.give_up().await,
-                        Ended::Held(why) => self.table_instead = Some(TableReason::Poll(why)),
-                        Ended::Again | Ended::Stopped | Ended::ServerShutDown => {}
-                    }
-                    continue;
+                Next::DropSlot => {
+                    self.give_up().await;
+                    Next::Open
                 }
-                Err(error) => {
-                    self.outage
-                        .judge(error, self.producer.newest_quarantine(), &mut self.config)?
+                Next::StandBy => {
+                    let stood_by = Box::pin(self.stand_by(stop)).await;
+                    self.after(stood_by.map(|()| Ended::Again), stop)?
                 }
+                Next::TryAgain(error) => self.try_again(error, stop).await?,
+                Next::Leave => return self.leave(stop).await,
+                Next::LeaveAtOnce => return self.left(self.producer.is_drained()),
             };
-            if error.kind() == Kind::SlotActive && stop.asked() == Stop::No {
-                tracing::debug!(%error, "standing by");
-                match Box::pin(self.stand_by(stop)).await {
-                    Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
-                    Ok(()) => continue,
-                    Err(lost) => {
-                        error = self.outage.judge(
-                            lost,
-                            self.producer.newest_quarantine(),
-                            &mut self.config,
-                        )?;
-                    }
-                }
-            }
-            if stop.asked() == Stop::No {
-                error =
-                    until_stopped(stop, error.clone(), AnySink::judged(error, &self.config)).await;
-                let quarantine = self.producer.newest_quarantine();
-                let wait = self
-                    .outage
-                    .failed(&error, quarantine, &self.config, &self.telemetry)?;
-                if self.is_transactional() {
-                    // Its open transaction is aborted at once: consumers do not wait for the next
-                    // session.
-                    self.retire().await;
-                } else if error.kind().ends_producer() {
-                    self.producer.replace(&self.config).await;
-                }
-                tokio::select! {
-                    () = stop.at_least(Stop::Drain) => {}
-                    () = tokio::time::sleep(wait) => {}
-                }
-            } else if error.kind().ends_producer() {
-                // The producer is finished, and nothing more will be acked.
-                return self.left(self.producer.is_drained());
-            }
-            if stop.asked() != Stop::No {
-                return self.leave(stop).await;
-            }
         }
+    }
+
+    /// What follows the end of a session or of a stand-by. Errors: what ends the relay.
+    fn after(&mut self, ended: Result<Ended>, stop: &StopSignal) -> Result<Next> {
+        let is_stopping = stop.asked() != Stop::No;
+        let error = match ended {
+            Ok(how) => return Ok(self.sessions.ended(how, is_stopping)),
+            Err(error) => error,
+        };
+        let in_vain = self.producer.newest_quarantine().in_vain;
+        let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
+        let error = outage::with_smaller_batches(error, is_batch, &mut self.config);
+        self.sessions
+            .interrupted(error, is_stopping)
+            .map_err(|error| outage::halting(error, &self.config))
+    }
+
+    /// Deals with the producer of a session that failed, and waits. Errors: what ends the relay.
+    async fn try_again(&mut self, error: Error, stop: &mut StopSignal) -> Result<Next> {
+        let error = until_stopped(stop, error.clone(), AnySink::judged(error, &self.config)).await;
+        let retry = self.failed(&error)?;
+        match retry.producer {
+            ProducerAfter::Stays => {}
+            ProducerAfter::IsReplaced => self.producer.replace(&self.config).await,
+            ProducerAfter::IsEnded => self.retire().await,
+        }
+        tokio::select! {
+            () = stop.at_least(Stop::Drain) => Ok(Next::Leave),
+            () = tokio::time::sleep(retry.wait) => Ok(Next::Open),
+        }
+    }
+
+    /// How to try again after `error`, which is told. Errors: `error`, where the relay stops
+    /// instead.
+    fn failed(&mut self, error: &Error) -> Result<Retry> {
+        outage::count(error, &self.telemetry);
+        let retry = self.sessions.failed(
+            error,
+            self.producer.newest_quarantine(),
+            &self.config.delivery,
+            &self.config.state.topic,
+            Instant::now().into_std(),
+            fastrand::f64(),
+        )?;
+        outage::tell(error, &retry, &self.config, &self.telemetry);
+        Ok(retry)
     }
 
     /// From connecting to Postgres until the connection, the producer or the relay ends.
@@ -211,13 +212,7 @@ impl Relay {
         missing
             .iter()
             .for_each(|topic| warn(bus.no_dead_letters(topic)));
-        // A request for rows is tried once: what is still pending is found again, and the slot is
-        // not held up.
-        let why = match &self.table_instead {
-            Some(TableReason::Asked(_)) => self.table_instead.take(),
-            why => why.clone(),
-        };
-        if let Some(why) = why {
+        if let Some(why) = self.sessions.table_instead() {
             return Ok(Opened::Table(why));
         }
         Box::pin(Session::open(
@@ -277,8 +272,8 @@ impl Relay {
     async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
         let mut pipeline = self.enter(&mut session)?;
         self.telemetry.connected(Side::Postgres, true);
-        self.outage
-            .streaming(session.start.identity.position, &self.config);
+        let start = session.start.identity.position;
+        outage::streaming(self.sessions.opened(), start, &self.config);
         let stored = pipeline.confirm.stored_position();
         let began = Instant::now();
         self.producer
@@ -298,9 +293,8 @@ impl Relay {
             process,
         )
         .await;
-        if pipeline.confirm.stored_position() != stored || began.elapsed() > LASTED {
-            self.outage.is_over();
-        }
+        let has_stored = pipeline.confirm.stored_position() != stored;
+        self.sessions.stream_ended(began.elapsed(), has_stored);
         self.producer.leave(pipeline);
         // Another relay may have the slot from here on.
         self.known.stored.send_replace(None);
@@ -331,8 +325,7 @@ impl Relay {
         self.config.outboxes = outboxes;
         if !is_same {
             self.producer.forget_rows(&self.config).await;
-            self.table_instead
-                .take_if(|why| matches!(why, TableReason::Asked(_)));
+            self.sessions.names_changed();
         }
         Ok(())
     }
@@ -394,8 +387,7 @@ impl Relay {
             Ok(()) => {
                 tracing::warn!(event = "slot_dropped", slot = %source.slot,
                     "the slot is dropped; the relay creates it again after it has read the table");
-                let why = "the slot retained more WAL than its limit".to_owned();
-                self.table_instead = Some(TableReason::Poll(why));
+                self.sessions.slot_dropped();
             }
             Err(error) => tracing::warn!(event = "slot_drop_failed", slot = %source.slot, %error,
                 "the slot could not be dropped"),
@@ -418,8 +410,7 @@ impl Relay {
             .as_ref()
             .is_err_and(|error| error.kind() == Kind::SlotActive)
         {
-            // The relay that has it decides.
-            self.table_instead = None;
+            self.sessions.lost_table();
         }
         lease.map(Some)
     }
@@ -455,7 +446,7 @@ impl Relay {
         self.tell_delivered(&mut lease, delivered);
         self.served = Some(lease.stored.server.clone());
         AnySink::expect_cluster(&mut self.config, lease.stored.cluster_id.clone());
-        self.outage.at_table(&self.config);
+        outage::at_table(self.sessions.opened(), &self.config);
         let began = Instant::now();
         // Rows that an operator requests again are published, delivered or not.
         let delivered = if matches!(why, TableReason::Asked(_)) {
@@ -488,11 +479,8 @@ impl Relay {
         }
         if ended.is_ok() {
             self.producer.inside.clear();
-            self.table_instead = None;
         }
-        if ended.is_ok() || began.elapsed() > LASTED {
-            self.outage.is_over();
-        }
+        self.sessions.table_ended(began.elapsed(), ended.is_ok());
         self.told = ended.is_ok();
         ended
     }

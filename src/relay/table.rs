@@ -28,7 +28,7 @@ use crate::relay::producer::setup_of;
 use crate::relay::published_versions::PollScan;
 use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
 use crate::relay::session::{Lease, publication_version};
-use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
+use crate::relay::shared_loop::{OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
 use crate::sink::{AnySink, BusSink as _};
@@ -50,6 +50,7 @@ use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::quarantine::Quarantine;
+use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
 
 const WAITS: &str = include_str!("../../sql/waits.sql");

@@ -28,6 +28,7 @@
 //! | [`lanes`] | order per key, for a bus that keeps none |
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events and acks in; what is given up, parked, written back |
+//! | [`sessions`] | which session comes next, and after which wait |
 
 pub mod catalog;
 pub mod clock;
@@ -44,6 +45,7 @@ pub mod printable;
 pub mod publisher;
 pub mod route;
 pub mod secret;
+pub mod sessions;
 pub mod sink;
 pub mod snapshot;
 pub mod template;

@@ -200,17 +200,14 @@ fn begin<S: Sink>(relay: &mut Relay, sink: S) -> Pipeline<S> {
 }
 
 fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
-    let error = relay.outage.judge(
-        error.clone(),
-        relay.producer.newest_quarantine(),
-        &mut relay.config,
-    )?;
-    relay.outage.failed(
-        &error,
-        relay.producer.newest_quarantine(),
-        &relay.config,
-        &relay.telemetry,
-    )
+    let (_stopper, stop) = stop_channel();
+    match relay.after(Err(error.clone()), &stop)? {
+        Next::TryAgain(error) => Ok(relay.failed(&error)?.wait),
+        Next::StandBy => Ok(Duration::ZERO),
+        next @ (Next::Open | Next::DropSlot | Next::Leave | Next::LeaveAtOnce) => {
+            panic!("{next:?}")
+        }
+    }
 }
 
 /// The beginning of a transaction with these rows, which may have a value for `max`.
