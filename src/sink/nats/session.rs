@@ -367,6 +367,8 @@ fn refused(said: &str) -> Away {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     fn waiting(subjects: &[&str]) -> (Waiting, Vec<oneshot::Receiver<Reply>>) {
@@ -424,5 +426,25 @@ mod tests {
         assert_eq!(denied.collect::<Vec<_>>(), [true, false, true]);
         waiting.told("nats: Permissions Violation for Subscription to \"_INBOX.x.*\"");
         assert!(waiting.is_over && waiting.open.is_empty() && waiting.unusable.is_some());
+    }
+
+    #[test]
+    fn fuzzed_subjects_and_errors() {
+        let corpus = [
+            "in.0",
+            "in.18446744073709551615",
+            "nats: Permissions Violation for Publish to \"a.b\"",
+            "nats: Permissions Violation for Subscription to \"_INBOX.x.*\"",
+        ];
+        fuzz_text("subjects and errors of NATS", 256 << 10, &corpus, |text| {
+            let (mut waiting, mut answers) = waiting(&["a.b", "a"]);
+            waiting.answered("in", message(text));
+            let answered = answers
+                .iter_mut()
+                .filter_map(|answer| answer.try_recv().ok());
+            assert_eq!(answered.count(), 2 - waiting.open.len());
+            waiting.told(text);
+            drop(waiting.lost());
+        });
     }
 }
