@@ -643,7 +643,10 @@ fn shown(value: &DeValue<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
+    use crate::config::{Environment, Flags, Settings};
 
     #[test]
     fn one_outbox_beside_a_list_of_outboxes_is_refused_with_the_right_syntax() {
@@ -798,5 +801,34 @@ mod tests {
             let layers = read(&format!("[sink]\nmax_in_flight_bytes = {text}")).unwrap();
             assert_eq!(layers.base.model.sink.max_in_flight_bytes, bytes);
         }
+    }
+
+    #[test]
+    fn fuzzed_configurations() {
+        let of_bus =
+            |bus: &str| format!("database.url = 'postgres://u@h/d'\nslot.name = 'orders'\n{bus}\n");
+        let corpus = [
+            include_str!("../../walrelay.example.toml").to_owned(),
+            of_bus("kafka.brokers = 'b:9092'\n[kafka.properties]\nlinger.ms = 5"),
+            of_bus("sink.kind = 'webhook'\nwebhook.url = 'https://h/{topic}'"),
+            of_bus("sink.kind = 'nats'\nnats.servers = 'tls://a,[::1]:4222'"),
+            of_bus("sink.kind = 'rabbitmq'\nrabbitmq.servers = 'amqps://a:5671'"),
+            of_bus(
+                "sink.kind = 'smtp'\nsmtp.host = 'h'\nsmtp.from = 'a@b.c'\nroute.headers.To = '{to}'",
+            ),
+            of_bus(
+                "kafka.brokers = 'b'\n[[outbox]]\ntable = 'a'\nroute.topic = '{type}'\n[[outbox]]\nmessages = 'p'",
+            ),
+            of_bus(
+                "kafka.brokers = 'b'\nsink.max_in_flight_bytes = '1MiB'\notel.endpoint = 'http://c:4318'",
+            ),
+        ];
+        fuzz_text("configurations", 8 << 20, &corpus, |text| {
+            let file = ConfigFile::new("w.toml", text);
+            let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file));
+            if let Err(error) = settings.and_then(|settings| settings.config(false)) {
+                assert_eq!(error.kind(), Kind::Config, "{error}");
+            }
+        });
     }
 }

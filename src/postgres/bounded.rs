@@ -150,7 +150,11 @@ impl TlsConnect<Socket> for BoundedTls {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
+    use crate::postgres::wire::tests::fill;
+    use crate::postgres::wire::{Frame, Inbox};
 
     fn frame(tag: u8, length: i32) -> Vec<u8> {
         [&[tag][..], &length.to_be_bytes()].concat()
@@ -203,5 +207,49 @@ mod tests {
                 .take(&frame(b'D', i32::try_from(row_bytes).unwrap()))
                 .is_err()
         );
+    }
+
+    /// The same messages as [`Inbox`], which follows the same rules, however they are cut.
+    #[test]
+    fn fuzzed_reads_of_sql_sessions() {
+        let ready = [frame(READY_FOR_QUERY, 5), b"I".to_vec()].concat();
+        let streams = [
+            [
+                frame(b'R', 8),
+                vec![0; 4],
+                ready.clone(),
+                frame(b'D', 12),
+                vec![7; 8],
+            ]
+            .concat(),
+            [ready, frame(b'D', 0x1_0004), frame(b'Z', 5)].concat(),
+            frame(b'N', 0x1_0000),
+        ];
+        let corpus = streams.map(|stream| [vec![3], stream].concat());
+        fuzz("messages of SQL sessions", 512 << 10, &corpus, |bytes| {
+            let Some((size, stream)) = bytes.split_first() else {
+                return;
+            };
+            let mut frames = Frames::default();
+            let mut parts = stream.chunks(usize::from(*size) % 16 + 1);
+            let found = parts.find_map(|part| frames.take(part).err());
+            assert!(frames.header.len() < HEADER_BYTES);
+            let mut inbox = Inbox::small(LOGIN_FRAME_BYTES_MAX);
+            fill(&mut inbox, stream);
+            let error = loop {
+                match inbox.next() {
+                    Ok(Some(Frame {
+                        tag: READY_FOR_QUERY,
+                        ..
+                    })) => {
+                        inbox.set_frame_bytes_max(FRAME_BYTES_MAX);
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break None,
+                    Err(error) => break Some(error),
+                }
+            };
+            assert_eq!(found, error);
+        });
     }
 }

@@ -277,6 +277,8 @@ pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
         PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, date_time_ymd,
@@ -284,6 +286,7 @@ mod tests {
     use tokio_postgres::config::ChannelBinding;
     use tokio_rustls::rustls::ServerConfig;
     use tokio_rustls::{TlsAcceptor, TlsConnector};
+    use walrelay_fuzz::fuzz;
 
     use super::*;
     use crate::postgres::fault::{self, While};
@@ -489,5 +492,24 @@ mod tests {
             end_point(&CertificateDer::from(b"no certificate".to_vec())),
             None
         );
+    }
+
+    /// Of `db`, made by itself, with ECDSA on P-256 and SHA-256.
+    const CERTIFICATE: &str = "\
+        MIIBbzCCARWgAwIBAgIUIeR3CWEpSDEmGFO931u3jVI09gcwCgYIKoZIzj0EAwIwDTELMAkGA1UEAwwCZGIwHhcN\
+        MjYxMTI3MTU0MDI3WhcNMzYxMTI0MTU0MDI3WjANMQswCQYDVQQDDAJkYjBZMBMGByqGSM49AgEGCCqGSM49AwEH\
+        A0IABD3tP8spBg1/wEkYdQyrNG/QKPIgoukjSEBJIcO8caH4GPLfZyyvQV9KQDQU4OLfiPBlMcYvOjhztfLRR4Co\
+        +dSjUzBRMB0GA1UdDgQWBBQaJb+3NZ42YPsdzPCx8X7mBTj36zAfBgNVHSMEGDAWgBQaJb+3NZ42YPsdzPCx8X7m\
+        BTj36zAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIQCyPjVHa4Rux4972DXK5deDYmAP1oknBvXb\
+        aFypjgss0wIgBDi6tZTCcLhdfFcycJyBVKmoSHN4jMM1koEcBQbBFuA=";
+
+    #[test]
+    fn fuzzed_certificates() {
+        let corpus = [BASE64_STANDARD.decode(CERTIFICATE).unwrap()];
+        assert!(end_point(&CertificateDer::from(corpus[0].as_slice())).is_some());
+        fuzz("certificates", 256 << 10, &corpus, |bytes| {
+            let hash = end_point(&CertificateDer::from(bytes));
+            assert!(hash.is_none_or(|hash| hash.len() >= 32));
+        });
     }
 }
