@@ -20,12 +20,13 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, InconsistentKeys,
     RootCertStore, SignatureScheme, version,
 };
-use x509_cert::Certificate;
-use x509_cert::der::Decode;
+use x509_cert::der::asn1::{AnyRef, ObjectIdentifier};
 use x509_cert::der::oid::db::rfc5912::{
     ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512, SHA_1_WITH_RSA_ENCRYPTION,
     SHA_256_WITH_RSA_ENCRYPTION, SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
 };
+use x509_cert::der::{self, Decode as _, Reader as _, SliceReader};
+use x509_cert::spki::AlgorithmIdentifierRef;
 
 use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
 use walrelay_core::error::{Error, Kind, Result};
@@ -260,8 +261,7 @@ impl ServerCertVerifier for Lenient {
 /// place of SHA-1. None if the signature has no single function (Ed25519), names it elsewhere
 /// (RSA-PSS), or cannot be read.
 pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
-    let parsed = Certificate::from_der(certificate).ok()?;
-    match parsed.signature_algorithm.oid {
+    match signature_algorithm(certificate).ok()? {
         SHA_1_WITH_RSA_ENCRYPTION | SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => {
             Some(Sha256::digest(certificate).to_vec())
         }
@@ -273,6 +273,17 @@ pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
         }
         _ => None,
     }
+}
+
+/// The algorithm of a certificate's signature. Nothing else is decoded, which would allocate any
+/// length that the certificate announces.
+fn signature_algorithm(certificate: &[u8]) -> der::Result<ObjectIdentifier> {
+    SliceReader::new(certificate)?.sequence(|reader| {
+        AnyRef::decode(reader)?;
+        let algorithm = AlgorithmIdentifierRef::decode(reader)?;
+        AnyRef::decode(reader)?;
+        Ok(algorithm.oid)
+    })
 }
 
 #[cfg(test)]
@@ -505,9 +516,20 @@ mod tests {
 
     #[test]
     fn fuzzed_certificates() {
-        let corpus = [BASE64_STANDARD.decode(CERTIFICATE).unwrap()];
-        assert!(end_point(&CertificateDer::from(corpus[0].as_slice())).is_some());
-        fuzz("certificates", 256 << 10, &corpus, |bytes| {
+        let certificate = BASE64_STANDARD.decode(CERTIFICATE).unwrap();
+        // Its public key announces 256 MiB.
+        let mut announcing = certificate.clone();
+        let key = [3, 0x42, 0, 4];
+        let at = certificate
+            .windows(4)
+            .position(|bytes| bytes == key)
+            .unwrap();
+        announcing[at + 1..at + 6].copy_from_slice(&[0x84, 0x0f, 0xff, 0xff, 0xff]);
+        let corpus = [certificate, announcing];
+        for certificate in &corpus {
+            assert!(end_point(&CertificateDer::from(certificate.as_slice())).is_some());
+        }
+        fuzz("certificates", 16 << 10, &corpus, |bytes| {
             let hash = end_point(&CertificateDer::from(bytes));
             assert!(hash.is_none_or(|hash| hash.len() >= 32));
         });
