@@ -16,6 +16,8 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 const INFO_BYTES_MAX: usize = 1 << 20;
 /// No answer with a message is longer: 64 MiB, which no server exceeds, in base64.
 pub(super) const MESSAGE_BYTES_MAX: usize = 96 << 20;
+/// So many characters of what a server says are shown.
+const SHOWN_CHARS: usize = 300;
 /// `JSStreamMessageExceedsMaximumErr`
 const TOO_LARGE: u32 = 10054;
 /// `JSStreamHeaderExceedsMaximumErr`
@@ -123,9 +125,14 @@ pub(super) fn said(message: &Message, topic: &str, has_id: bool) -> Said {
     }
 }
 
+/// As much of what a server says as is shown.
+pub(super) fn head(said: &str) -> String {
+    said.chars().take(SHOWN_CHARS).collect()
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (error {})", self.description, self.err_code)
+        write!(f, "{} (error {})", head(&self.description), self.err_code)
     }
 }
 
@@ -358,12 +365,19 @@ mod tests {
         ];
         fuzz_text("answers of JetStream", 512 << 10, &corpus, |text| {
             let message = message(text);
+            let is_short = |error: Error| error.cause().chars().count() < 2 * SHOWN_CHARS;
             for has_id in [false, true] {
-                let said = said(&message, "t", has_id);
-                assert!(!matches!(said, Said::Stored) || text.contains("\"s"));
+                assert!(match said(&message, "t", has_id) {
+                    Said::Stored | Said::NoStream => text.contains(':'),
+                    Said::Refused(error) | Said::Full(error) => is_short(error),
+                });
             }
-            assert!(!matches!(taking(&message), Taking::Stream(name) if name.len() > text.len()));
-            drop(existing(&message, "S"));
+            assert!(match taking(&message) {
+                Taking::Nobody => true,
+                Taking::Stream(name) => name.len() <= text.len(),
+                Taking::Unknown(cause) => cause.chars().count() < 2 * SHOWN_CHARS,
+            });
+            assert!(existing(&message, "S").err().is_none_or(is_short));
         });
     }
 }
