@@ -826,7 +826,9 @@ mod tests {
         fuzz_text("configurations", 8 << 20, &corpus, |text| {
             let file = ConfigFile::new("w.toml", text);
             let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file));
-            if let Err(error) = settings.and_then(|settings| settings.config(false)) {
+            let read =
+                settings.and_then(|settings| Ok((settings.config(false)?, settings.otel()?)));
+            if let Err(error) = read {
                 assert_eq!(error.kind(), Kind::Config, "{error}");
             }
         });
