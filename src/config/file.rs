@@ -394,10 +394,13 @@ impl<'a> Reader<'a> {
         if tables().contains(&path.as_str()) {
             return Err(self.no_value(*start, &path));
         }
+        let mut alone = DeTable::new();
+        set(&mut alone, names, (*value).clone());
         if path.starts_with(&format!("{KAFKA_PROPERTIES}.")) {
             let cause = format_args!("{path} is neither text nor a number nor true or false");
             let remedy = "write the property's value as librdkafka's manual has it, in quotes";
             return text_of(value.get_ref())
+                .filter(|_| model_of(alone).is_ok())
                 .map(drop)
                 .ok_or_else(|| self.error(*start, cause).remedy(remedy));
         }
@@ -429,8 +432,6 @@ impl<'a> Reader<'a> {
         } else {
             rule.map(|rule| rule.allowed)
         };
-        let mut alone = DeTable::new();
-        set(&mut alone, names, (*value).clone());
         let refusal = match (rule, value.get_ref()) {
             (Some(rule), DeValue::String(text)) if !(rule.fits)(text) => "invalid value".to_owned(),
             _ => match model_of(alone) {
@@ -716,6 +717,10 @@ mod tests {
             ),
             (
                 "[kafka.properties]\nx = [1]",
+                "w.toml:2: kafka.properties.x is neither text nor a number nor true or false",
+            ),
+            (
+                "[kafka.properties]\nx = 1e400",
                 "w.toml:2: kafka.properties.x is neither text nor a number nor true or false",
             ),
             (
