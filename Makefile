@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints,debezium,
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
-.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs docs-site features deny compose alerts chart unit workflow examples test test-long page bench takeover exactly-once mutants
+.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs docs-site features deny compose alerts chart unit workflow examples test fuzz test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -77,7 +77,11 @@ examples: ## the writers and consumers of examples compile
 TEST =
 
 test: prerequisites ## all tests, on real servers
-	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-lab -p walrelay-spec $(FEATURES) $(TEST)
+	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-fuzz -p walrelay-lab -p walrelay-spec $(FEATURES) $(TEST)
+
+fuzz: prerequisites ## hostile inputs for each parser, a minute each; the seed is printed
+	WALRELAY_FUZZ_SECONDS=$${WALRELAY_FUZZ_SECONDS:-60} WALRELAY_FUZZ_SEED=$${WALRELAY_FUZZ_SEED:-$$(date +%s)} \
+		cargo test --locked -p walrelay -p walrelay-core -p walrelay-debezium $(FEATURES) --lib -- --nocapture fuzzed_
 
 test-long: prerequisites ## tests of hours: more of everything, every major of Postgres, how long take-overs take, mutants
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_CRASH_SECONDS=60 WALRELAY_TEST_RESTARTS=20 \

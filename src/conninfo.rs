@@ -870,6 +870,8 @@ fn field(text: &str, colon: bool) -> Option<(String, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     fn parse_with(text: &str, variables: &[(&str, &str)]) -> Result<ConnInfo> {
@@ -1202,5 +1204,28 @@ mod tests {
         let error = look_up("host=h dbname=d user=u").unwrap_err();
         assert!(error.what_to_do().unwrap().starts_with("chmod 600"));
         assert!(!error.cause().contains("first"));
+    }
+
+    #[test]
+    fn fuzzed_connections() {
+        let corpus = [
+            "postgres://ann:s%40crt@db.example:6432,[::1]:7/orders?sslmode=require&options=-c%20a",
+            r"host = db.example,/run  port =6432 user= ann password=s\:crt dbname='ord\'ers'",
+            "postgresql:///d?host=/run/pg&user=u&connect_timeout=3&target_session_attrs=any",
+            "host=h user=u hostaddr=10.0.0.1 sslmode=verify-full sslrootcert=system keepalives=0",
+            r"h:*:d:a\:b:colon\:\\end",
+            "*:*:*:*:wrong",
+        ];
+        fuzz_text("connections and password files", 1 << 20, &corpus, |text| {
+            match parse_with(text, &[]) {
+                Ok(info) => {
+                    assert!(!info.targets.is_empty());
+                    drop((info.describe(), info.weakness()));
+                }
+                Err(error) => assert_eq!(error.kind(), Kind::Config),
+            }
+            let password = password_of(text, &["h", "5432", "d", "u"]);
+            assert_ne!(password.as_deref(), Some(""));
+        });
     }
 }

@@ -723,6 +723,7 @@ fn the_image_is_built_of_all_that_a_build_reads() {
         "benches",
         "build.rs",
         "crates",
+        "fuzz",
         "spec",
         "src",
         "sql",

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use walrelay_fuzz::fuzz_text;
 
 use super::*;
 use crate::config::Config;
@@ -1171,4 +1172,31 @@ fn rows_of_random_connectors_are_compared() {
         }
     }
     std::fs::write(Path::new(&folder).join("compared.jsonl"), lines).unwrap();
+}
+
+/// Whatever a connector has, what is made of it can be read.
+#[test]
+fn fuzzed_connectors() {
+    let names = [
+        "connect.json",
+        "bare.json",
+        "connect.properties",
+        "server.properties",
+    ];
+    let mut corpus = names
+        .map(|name| read(format!("tests/debezium/imports/{name}")))
+        .to_vec();
+    let cases = ["c16", "c38", "c41"];
+    corpus.extend(cases.map(|case| read(format!("tests/debezium/connectors/{case}.properties"))));
+    fuzz_text("connectors of Debezium", 32 << 20, &corpus, |text| {
+        for path in ["connector", "connector.yaml"] {
+            match import(path, text) {
+                Ok(import) => {
+                    let toml = toml_of(&import);
+                    assert!(toml.parse::<toml::Table>().is_ok(), "{toml}");
+                }
+                Err(error) => assert_eq!(error.kind(), Kind::Config),
+            }
+        }
+    });
 }

@@ -394,10 +394,13 @@ impl<'a> Reader<'a> {
         if tables().contains(&path.as_str()) {
             return Err(self.no_value(*start, &path));
         }
+        let mut alone = DeTable::new();
+        set(&mut alone, names, (*value).clone());
         if path.starts_with(&format!("{KAFKA_PROPERTIES}.")) {
             let cause = format_args!("{path} is neither text nor a number nor true or false");
             let remedy = "write the property's value as librdkafka's manual has it, in quotes";
             return text_of(value.get_ref())
+                .filter(|_| model_of(alone).is_ok())
                 .map(drop)
                 .ok_or_else(|| self.error(*start, cause).remedy(remedy));
         }
@@ -429,8 +432,6 @@ impl<'a> Reader<'a> {
         } else {
             rule.map(|rule| rule.allowed)
         };
-        let mut alone = DeTable::new();
-        set(&mut alone, names, (*value).clone());
         let refusal = match (rule, value.get_ref()) {
             (Some(rule), DeValue::String(text)) if !(rule.fits)(text) => "invalid value".to_owned(),
             _ => match model_of(alone) {
@@ -643,7 +644,10 @@ fn shown(value: &DeValue<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
+    use crate::config::{Environment, Flags, Settings};
 
     #[test]
     fn one_outbox_beside_a_list_of_outboxes_is_refused_with_the_right_syntax() {
@@ -713,6 +717,10 @@ mod tests {
             ),
             (
                 "[kafka.properties]\nx = [1]",
+                "w.toml:2: kafka.properties.x is neither text nor a number nor true or false",
+            ),
+            (
+                "[kafka.properties]\nx = 1e400",
                 "w.toml:2: kafka.properties.x is neither text nor a number nor true or false",
             ),
             (
@@ -798,5 +806,36 @@ mod tests {
             let layers = read(&format!("[sink]\nmax_in_flight_bytes = {text}")).unwrap();
             assert_eq!(layers.base.model.sink.max_in_flight_bytes, bytes);
         }
+    }
+
+    #[test]
+    fn fuzzed_configurations() {
+        let of_bus =
+            |bus: &str| format!("database.url = 'postgres://u@h/d'\nslot.name = 'orders'\n{bus}\n");
+        let corpus = [
+            include_str!("../../walrelay.example.toml").to_owned(),
+            of_bus("kafka.brokers = 'b:9092'\n[kafka.properties]\nlinger.ms = 5"),
+            of_bus("sink.kind = 'webhook'\nwebhook.url = 'https://h/{topic}'"),
+            of_bus("sink.kind = 'nats'\nnats.servers = 'tls://a,[::1]:4222'"),
+            of_bus("sink.kind = 'rabbitmq'\nrabbitmq.servers = 'amqps://a:5671'"),
+            of_bus(
+                "sink.kind = 'smtp'\nsmtp.host = 'h'\nsmtp.from = 'a@b.c'\nroute.headers.To = '{to}'",
+            ),
+            of_bus(
+                "kafka.brokers = 'b'\n[[outbox]]\ntable = 'a'\nroute.topic = '{type}'\n[[outbox]]\nmessages = 'p'",
+            ),
+            of_bus(
+                "kafka.brokers = 'b'\nsink.max_in_flight_bytes = '1MiB'\notel.endpoint = 'http://c:4318'",
+            ),
+        ];
+        fuzz_text("configurations", 8 << 20, &corpus, |text| {
+            let file = ConfigFile::new("w.toml", text);
+            let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file));
+            let read =
+                settings.and_then(|settings| Ok((settings.config(false)?, settings.otel()?)));
+            if let Err(error) = read {
+                assert_eq!(error.kind(), Kind::Config, "{error}");
+            }
+        });
     }
 }

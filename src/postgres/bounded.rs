@@ -3,13 +3,18 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream as RustlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::postgres::session::LOGIN_FRAME_BYTES_MAX;
+use crate::postgres::tls;
 use crate::postgres::transport::Socket;
 use crate::postgres::wire::FrameError;
 
@@ -126,17 +131,23 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
     }
 }
 
-impl<S: TlsStream + Unpin> TlsStream for Bounded<S> {
+impl TlsStream for Bounded<TlsSocket> {
     fn channel_binding(&self) -> ChannelBinding {
-        self.stream.channel_binding()
+        let (_, session) = self.stream.get_ref();
+        let certificate = session.peer_certificates().and_then(<[_]>::first);
+        certificate
+            .and_then(tls::end_point)
+            .map_or_else(ChannelBinding::none, ChannelBinding::tls_server_end_point)
     }
 }
 
-/// TLS whose contents are [`Bounded`].
-pub(crate) struct BoundedTls(pub(crate) RustlsConnect);
+type TlsSocket = Box<RustlsStream<Socket>>;
 
-type RustlsConnect = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
-type TlsSocket = <RustlsConnect as TlsConnect<Socket>>::Stream;
+/// TLS whose contents are [`Bounded`], with a server of this name.
+pub(crate) struct BoundedTls {
+    pub(crate) config: ClientConfig,
+    pub(crate) name: String,
+}
 
 impl TlsConnect<Socket> for BoundedTls {
     type Stream = Bounded<TlsSocket>;
@@ -144,13 +155,23 @@ impl TlsConnect<Socket> for BoundedTls {
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Stream>> + Send>>;
 
     fn connect(self, socket: Socket) -> Self::Future {
-        Box::pin(async move { Ok(Bounded::new(self.0.connect(socket).await?)) })
+        Box::pin(async move {
+            let name = ServerName::try_from(self.name)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+            let connector = TlsConnector::from(Arc::new(self.config));
+            let stream = connector.connect(name, socket).await?;
+            Ok(Bounded::new(Box::new(stream)))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
+    use crate::postgres::wire::tests::fill;
+    use crate::postgres::wire::{Frame, Inbox};
 
     fn frame(tag: u8, length: i32) -> Vec<u8> {
         [&[tag][..], &length.to_be_bytes()].concat()
@@ -203,5 +224,49 @@ mod tests {
                 .take(&frame(b'D', i32::try_from(row_bytes).unwrap()))
                 .is_err()
         );
+    }
+
+    /// The same messages as [`Inbox`], which follows the same rules, however they are cut.
+    #[test]
+    fn fuzzed_reads_of_sql_sessions() {
+        let ready = [frame(READY_FOR_QUERY, 5), b"I".to_vec()].concat();
+        let streams = [
+            [
+                frame(b'R', 8),
+                vec![0; 4],
+                ready.clone(),
+                frame(b'D', 12),
+                vec![7; 8],
+            ]
+            .concat(),
+            [ready, frame(b'D', 0x1_0004), frame(b'Z', 5)].concat(),
+            frame(b'N', 0x1_0000),
+        ];
+        let corpus = streams.map(|stream| [vec![3], stream].concat());
+        fuzz("messages of SQL sessions", 512 << 10, &corpus, |bytes| {
+            let Some((size, stream)) = bytes.split_first() else {
+                return;
+            };
+            let mut frames = Frames::default();
+            let mut parts = stream.chunks(usize::from(*size) % 16 + 1);
+            let found = parts.find_map(|part| frames.take(part).err());
+            assert!(frames.header.len() < HEADER_BYTES);
+            let mut inbox = Inbox::small(LOGIN_FRAME_BYTES_MAX);
+            fill(&mut inbox, stream);
+            let error = loop {
+                match inbox.next() {
+                    Ok(Some(Frame {
+                        tag: READY_FOR_QUERY,
+                        ..
+                    })) => {
+                        inbox.set_frame_bytes_max(FRAME_BYTES_MAX);
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break None,
+                    Err(error) => break Some(error),
+                }
+            };
+            assert_eq!(found, error);
+        });
     }
 }

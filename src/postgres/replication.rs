@@ -371,6 +371,8 @@ impl Login for WalLogin<'_> {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -411,5 +413,18 @@ mod tests {
             assert!(check_parameter(name, "").is_err());
         }
         assert_eq!(check_parameter("application_name", "anything"), Ok(()));
+    }
+
+    #[test]
+    fn fuzzed_histories() {
+        let corpus = [
+            "1\t0/3000000\tno recovery target specified\n\n2\t16/B374D848\tat \"a b\"\n",
+            "# made by hand\n 1 0/1\n",
+        ];
+        fuzz_text("histories of timelines", 512 << 10, &corpus, |text| {
+            if let Some(switches) = parse_history(text) {
+                assert!(switches.len() <= text.len() / 4 + 1);
+            }
+        });
     }
 }

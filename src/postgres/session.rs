@@ -400,6 +400,9 @@ fn refused(act: While<'_>, what: impl std::fmt::Display) -> Error {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use futures_util::FutureExt as _;
+    use walrelay_fuzz::fuzz;
+
     use super::*;
     use crate::conninfo::SslMode;
     use crate::postgres::transport::{answered, request_tls};
@@ -760,6 +763,79 @@ pub(crate) mod tests {
                 super::row(b"\0\x01\xff\xff\xff\xfe")
             ],
             [None, None]
+        );
+    }
+
+    #[test]
+    fn fuzzed_logins() {
+        let request = |code: i32, data: &[u8]| message(b'R', &[&code.to_be_bytes(), data].concat());
+        let ready = || message(b'Z', b"I");
+        let answer = [
+            message(b'T', b"\0\0"),
+            message(b'D', &row(&["a", ""])),
+            ready(),
+        ]
+        .concat();
+        let corpus = [
+            [
+                request(0, b""),
+                message(b'S', b"database\0d\0"),
+                message(b'K', &[0; 8]),
+                ready(),
+            ],
+            [request(3, b""), request(0, b""), ready(), answer.clone()],
+            [
+                request(5, &[1, 2, 3, 4]),
+                request(0, b""),
+                ready(),
+                answer.clone(),
+            ],
+            [
+                request(10, b"SCRAM-SHA-256\0\0"),
+                request(11, b"r=x,s=eA==,i=4096"),
+                ready(),
+                answer,
+            ],
+            [
+                message(b'v', &[0; 8]),
+                message(b'N', b"Mx\0\0"),
+                request(0, b""),
+                ready(),
+            ],
+            [
+                request(0, b""),
+                ready(),
+                message(b'E', &report("42601", "syntax")),
+                ready(),
+            ],
+            [
+                request(0, b""),
+                ready(),
+                message(b'D', b"\0\x01\xff\xff\xff\xff"),
+                ready(),
+            ],
+        ];
+        let corpus = corpus.map(|messages| messages.concat());
+        let start_up = start_up(true);
+        fuzz(
+            "logins and queries of Postgres",
+            512 << 10,
+            &corpus,
+            |bytes| {
+                let mut session = Session {
+                    stream: tokio::io::join(bytes, tokio::io::sink()),
+                    inbox: Inbox::small(LOGIN_FRAME_BYTES_MAX),
+                    parameters: BTreeMap::from([("database".to_owned(), String::new())]),
+                };
+                let logged_in = authenticate(&mut session, &start_up)
+                    .now_or_never()
+                    .unwrap();
+                let rows = session.query(QUERYING, "SELECT 1").now_or_never().unwrap();
+                for error in logged_in.err().into_iter().chain(rows.err()) {
+                    assert!(!format!("{error:?}").contains(PASSWORD));
+                }
+                assert_eq!(session.parameters.len(), 1);
+            },
         );
     }
 }

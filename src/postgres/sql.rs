@@ -8,20 +8,17 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 use tokio_postgres::config::{SslMode as Mode, SslNegotiation};
-use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{
     AsyncMessage, CancelToken, Client, Connection, NoTls, Row, SimpleQueryMessage,
 };
-use tokio_postgres_rustls::MakeRustlsConnect;
-use tokio_rustls::rustls::ClientConfig;
 
 use crate::conninfo::{ConnInfo, Target};
 use crate::postgres::bounded::{Bounded, BoundedTls};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{QueryError, STATEMENT_TIMEOUT};
 use crate::postgres::tls;
-use crate::postgres::transport::{self, Login, Opened, Socket};
+use crate::postgres::transport::{self, Login, Opened};
 use walrelay_core::error::{Error, Kind, Result};
 
 /// Settings for the text of values, for time limits, and for what a session may do to others. They
@@ -278,20 +275,12 @@ impl Canceller {
         let asked = match tls {
             None => self.token.cancel_query_raw(socket, NoTls).await,
             Some((config, name)) => {
-                self.token
-                    .cancel_query_raw(socket, connector(config, &name))
-                    .await
+                let tls = BoundedTls { config, name };
+                self.token.cancel_query_raw(socket, tls).await
             }
         };
         asked.map_err(|error| fault::query("cancelling a statement", &error))
     }
-}
-
-fn connector(config: ClientConfig, name: &str) -> BoundedTls {
-    BoundedTls(
-        MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(config), name)
-            .unwrap_or_else(|never| match never {}),
-    )
 }
 
 struct SqlLogin<'a> {
@@ -313,15 +302,17 @@ impl Login for SqlLogin<'_> {
                 let (client, connection) = connected.map_err(|error| fault::sql(act, &error))?;
                 SqlSession::driven(client, connection, &place, self.info, target)
             }
-            Some((tls, name)) => {
+            Some((tls_config, name)) => {
                 // The server has already agreed to TLS: "direct" makes the library begin with the
                 // handshake.
                 config
                     .ssl_mode(Mode::Require)
                     .ssl_negotiation(SslNegotiation::Direct);
-                let connected = config
-                    .connect_raw(opened.socket, connector(tls, &name))
-                    .await;
+                let tls = BoundedTls {
+                    config: tls_config,
+                    name,
+                };
+                let connected = config.connect_raw(opened.socket, tls).await;
                 let (client, connection) = connected.map_err(|error| fault::sql(act, &error))?;
                 SqlSession::driven(client, connection, &place, self.info, target)
             }

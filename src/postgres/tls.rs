@@ -20,12 +20,13 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, InconsistentKeys,
     RootCertStore, SignatureScheme, version,
 };
-use x509_cert::Certificate;
-use x509_cert::der::Decode;
+use x509_cert::der::asn1::{AnyRef, ObjectIdentifier};
 use x509_cert::der::oid::db::rfc5912::{
     ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512, SHA_1_WITH_RSA_ENCRYPTION,
     SHA_256_WITH_RSA_ENCRYPTION, SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
 };
+use x509_cert::der::{self, Decode as _, Reader as _, SliceReader};
+use x509_cert::spki::AlgorithmIdentifierRef;
 
 use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
 use walrelay_core::error::{Error, Kind, Result};
@@ -260,8 +261,7 @@ impl ServerCertVerifier for Lenient {
 /// place of SHA-1. None if the signature has no single function (Ed25519), names it elsewhere
 /// (RSA-PSS), or cannot be read.
 pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
-    let parsed = Certificate::from_der(certificate).ok()?;
-    match parsed.signature_algorithm.oid {
+    match signature_algorithm(certificate).ok()? {
         SHA_1_WITH_RSA_ENCRYPTION | SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => {
             Some(Sha256::digest(certificate).to_vec())
         }
@@ -275,8 +275,21 @@ pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     }
 }
 
+/// The algorithm of a certificate's signature. Nothing else is decoded, which would allocate any
+/// length that the certificate announces.
+fn signature_algorithm(certificate: &[u8]) -> der::Result<ObjectIdentifier> {
+    SliceReader::new(certificate)?.sequence(|reader| {
+        AnyRef::decode(reader)?;
+        let algorithm = AlgorithmIdentifierRef::decode(reader)?;
+        AnyRef::decode(reader)?;
+        Ok(algorithm.oid)
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
         PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, date_time_ymd,
@@ -284,6 +297,7 @@ mod tests {
     use tokio_postgres::config::ChannelBinding;
     use tokio_rustls::rustls::ServerConfig;
     use tokio_rustls::{TlsAcceptor, TlsConnector};
+    use walrelay_fuzz::fuzz;
 
     use super::*;
     use crate::postgres::fault::{self, While};
@@ -489,5 +503,35 @@ mod tests {
             end_point(&CertificateDer::from(b"no certificate".to_vec())),
             None
         );
+    }
+
+    /// Of `db`, made by itself, with ECDSA on P-256 and SHA-256.
+    const CERTIFICATE: &str = "\
+        MIIBbzCCARWgAwIBAgIUIeR3CWEpSDEmGFO931u3jVI09gcwCgYIKoZIzj0EAwIwDTELMAkGA1UEAwwCZGIwHhcN\
+        MjYxMTI3MTU0MDI3WhcNMzYxMTI0MTU0MDI3WjANMQswCQYDVQQDDAJkYjBZMBMGByqGSM49AgEGCCqGSM49AwEH\
+        A0IABD3tP8spBg1/wEkYdQyrNG/QKPIgoukjSEBJIcO8caH4GPLfZyyvQV9KQDQU4OLfiPBlMcYvOjhztfLRR4Co\
+        +dSjUzBRMB0GA1UdDgQWBBQaJb+3NZ42YPsdzPCx8X7mBTj36zAfBgNVHSMEGDAWgBQaJb+3NZ42YPsdzPCx8X7m\
+        BTj36zAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIQCyPjVHa4Rux4972DXK5deDYmAP1oknBvXb\
+        aFypjgss0wIgBDi6tZTCcLhdfFcycJyBVKmoSHN4jMM1koEcBQbBFuA=";
+
+    #[test]
+    fn fuzzed_certificates() {
+        let certificate = BASE64_STANDARD.decode(CERTIFICATE).unwrap();
+        // Its public key announces 256 MiB.
+        let mut announcing = certificate.clone();
+        let key = [3, 0x42, 0, 4];
+        let at = certificate
+            .windows(4)
+            .position(|bytes| bytes == key)
+            .unwrap();
+        announcing[at + 1..at + 6].copy_from_slice(&[0x84, 0x0f, 0xff, 0xff, 0xff]);
+        let corpus = [certificate, announcing];
+        for certificate in &corpus {
+            assert!(end_point(&CertificateDer::from(certificate.as_slice())).is_some());
+        }
+        fuzz("certificates", 16 << 10, &corpus, |bytes| {
+            let hash = end_point(&CertificateDer::from(bytes));
+            assert!(hash.is_none_or(|hash| hash.len() >= 32));
+        });
     }
 }

@@ -321,6 +321,7 @@ mod tests {
     use rdkafka::ClientConfig;
     use rdkafka::mocking::MockCluster;
     use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+    use walrelay_fuzz::fuzz;
 
     use super::*;
     use crate::config::StoreKind;
@@ -478,5 +479,28 @@ mod tests {
             .unwrap();
         producer.flush(Duration::from_secs(30)).unwrap();
         assert_eq!(store.load().await, Ok(None));
+    }
+
+    #[test]
+    fn fuzzed_positions() {
+        let plain = stored(0x16_B374_D848).encode().unwrap();
+        let more = concat!(
+            r#","published":{"snapshot":"10:20:10,14","lsn":"0/7","also":[21],"copies":"9:9:","#,
+            r#""earlier":[{"snapshot":"7:7:","lsn":"0/1"}]},"stream_only":[7],"catch_up":"#,
+            r#"{"rows":{"since":"2024-05-06"},"until":"10:20:10,14","table_oid":16390,"#,
+            r#""order":"id","after":{"order":null,"id":"7","rest":["x"]}}}"#,
+        );
+        let rich = format!("{}{more}", plain.strip_suffix('}').unwrap());
+        assert!(decode(rich.as_bytes(), "t", "k").is_ok());
+        let corpus = [plain.replace("\"version\":3", "\"version\":1"), plain, rich];
+        fuzz("stored positions", 1 << 20, &corpus, |bytes| {
+            match decode(bytes, "t", "k") {
+                Ok(stored) => {
+                    let again = stored.encode().unwrap();
+                    assert_eq!(decode(again.as_bytes(), "t", "k"), Ok(stored));
+                }
+                Err(error) => assert_eq!(error.kind(), Kind::BusRefused),
+            }
+        });
     }
 }

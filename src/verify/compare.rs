@@ -494,6 +494,8 @@ fn number(bytes: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
 
     /// One outbox with an order, and one without.
@@ -775,5 +777,17 @@ mod tests {
         ));
         assert!(matches!(Name::of(b"42"), Name::Number(42)));
         assert_eq!(size_of::<Name>(), 24);
+    }
+
+    #[test]
+    fn fuzzed_ids() {
+        let corpus = [
+            "0af76519-16cd-43dd-8448-eb211c80319c",
+            "-9223372036854775808",
+            "order-7",
+        ];
+        fuzz("ids and keys of records", 64 << 10, &corpus, |bytes| {
+            assert_eq!(Name::of(bytes).bytes(), bytes);
+        });
     }
 }

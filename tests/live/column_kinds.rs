@@ -357,3 +357,144 @@ fn a_domain_created_while_streaming_has_its_base_type() {
     assert_eq!(values, [b"{}".to_vec(), BYTES.to_vec(), BYTES.to_vec()]);
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
+
+/// Types, and values of them that are made at random.
+const RANDOM: [(&str, &str); 27] = [
+    (
+        "bigint",
+        "('x' || left(md5(random()::text), 16))::bit(64)::bigint",
+    ),
+    ("int", "('x' || left(md5(random()::text), 8))::bit(32)::int"),
+    ("smallint", "(random() * 65535 - 32768)::int"),
+    (
+        "numeric",
+        "(random() * 1e9)::numeric * 10.0 ^ (random() * 60 - 30)::int",
+    ),
+    ("amount", "random() * 99999999 - 5e7"),
+    (
+        "float8",
+        "exp((random() - 0.5) * 1400) * sign(random() - 0.5)",
+    ),
+    ("real", "exp((random() - 0.5) * 160)"),
+    ("boolean", "random() < 0.5"),
+    (
+        "text",
+        "(select string_agg(chr((random() * 55000)::int + 1), '') from generate_series(0, n % 40))",
+    ),
+    (
+        "char(12)",
+        "left(md5(random()::text), (random() * 12)::int)",
+    ),
+    (
+        "bytea",
+        "substr(decode(md5(random()::text), 'hex'), 1, n % 16)",
+    ),
+    ("raw", "decode(md5(random()::text), 'hex')"),
+    ("uuid", "md5(random()::text)::uuid"),
+    (
+        "timestamptz",
+        "make_interval(secs => (random() - 0.02) * 9e12) + 'epoch'::timestamptz",
+    ),
+    (
+        "timestamp",
+        "make_interval(secs => (random() - 0.02) * 9e10) + 'epoch'::timestamp",
+    ),
+    ("date", "'epoch'::date + ((random() - 0.3) * 2e6)::int"),
+    ("time", "make_interval(secs => random() * 86400)::time"),
+    (
+        "timetz",
+        "('12:34:56.5' || to_char((random() * 28 - 14)::int, 'S00') || ':30')::timetz",
+    ),
+    (
+        "interval",
+        "make_interval((random() * 99 - 50)::int, (random() * 30 - 15)::int, 0, \
+         (random() * 90 - 45)::int, 0, 0, random() * 1e6 - 5e5)",
+    ),
+    (
+        "json",
+        "'{ \"a\":[' || n || ',  null], \"b\" :\"' || md5(random()::text) || '\"}'",
+    ),
+    (
+        "jsonb",
+        "jsonb_build_object('a', random(), 'ä\"' || n, array[n, null], '', 1e20 * random())",
+    ),
+    (
+        "text[]",
+        "array[md5(random()::text), null, '', 'null', 'a\"\\' || n, '{,}']",
+    ),
+    (
+        "numeric[]",
+        "array[array[random(), 1e30], array['NaN', random() * n]]",
+    ),
+    (
+        "mood[]",
+        "case when random() < 0.5 then '{}' else '{calm,angry}' end",
+    ),
+    ("point3", "row(n, null, 'a,\"b' || chr(n % 1000 + 1))"),
+    (
+        "tstzrange",
+        "tstzrange(to_timestamp(random() * 1e9), to_timestamp(2e9), '(]')",
+    ),
+    ("inet", "'::1'::inet + (random() * 1e15)::bigint"),
+];
+const ROWS: i64 = 2_000;
+
+/// A value decoded from the slot is what Postgres prints of the row in the table.
+#[test]
+fn rows_made_at_random_arrive_as_postgres_prints_them() {
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    let sql = world.sql();
+    let columns = |of: &dyn Fn(usize) -> String, between: &str| {
+        let all: Vec<_> = (0..RANDOM.len()).map(of).collect();
+        all.join(between)
+    };
+    let defined = columns(&|at| format!("c{at} {}", RANDOM[at].0), ", ");
+    sql.run(&format!(
+        "{TYPES}; drop table outbox; create table outbox (id int, {defined})"
+    ));
+    let headers = columns(&|at| format!("h{at} = \"{{c{at}}}\""), "\n");
+    let config = format!(
+        "[route]\ntopic = \"{}\"\nkey = \"{{id}}\"\n[route.headers]\n{headers}\n\
+         [format]\nvalue = \"{{id}}\"\n",
+        world.topic(0)
+    );
+    world.command("setup").config_file(&config).succeed();
+    let seed = fastrand::f64();
+    let made = |at: usize| {
+        let (kind, value) = RANDOM[at];
+        format!("case when random() > 0.05 then ({value})::{kind} end")
+    };
+    sql.run(&format!(
+        "select setseed({seed}); insert into outbox select n, {} from generate_series(1, {ROWS}) n",
+        columns(&made, ", ")
+    ));
+    let mut relay = world.run().config_file(&config).start();
+    let count = || topic::count(&world.brokers, &world.topic(0));
+    eventually("the rows arrive", ARRIVAL, count, |count| *count == ROWS);
+
+    sql.run(
+        "set datestyle = 'ISO'; set timezone = 'UTC'; set intervalstyle = 'postgres'; \
+         set bytea_output = 'hex'; set extra_float_digits = 1",
+    );
+    let printed = columns(
+        &|at| format!("case when not c{at} is null then format('%s', c{at}) end"),
+        ", ",
+    );
+    let rows = sql.rows(&format!("select {printed} from outbox order by id"), &[]);
+    let records = world.records(0);
+    assert_eq!(records.len(), rows.len());
+    for record in records {
+        let id: usize = record.value_text().parse().unwrap();
+        for (at, (kind, _)) in RANDOM.iter().enumerate() {
+            let name = format!("h{at}");
+            let header = record.headers.iter().find(|(found, _)| *found == name);
+            let printed: Option<&str> = rows[id - 1].get(at);
+            assert_eq!(
+                header.and_then(|(_, value)| value.as_deref()),
+                printed.map(str::as_bytes),
+                "{kind} of row {id}, with setseed({seed}): {printed:?}"
+            );
+        }
+    }
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}

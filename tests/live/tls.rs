@@ -531,6 +531,17 @@ fn sslmode_require_uses_tls_without_a_root_certificate() {
 }
 
 #[test]
+fn sessions_for_sql_and_walsenders_bind_their_login_to_the_certificate() {
+    let world = world();
+    let bound = url(
+        &world,
+        GUARDED_ROLE,
+        "sslmode=require&channel_binding=require",
+    );
+    assert_delivers(&world, &with_url(world.run(), &bound));
+}
+
+#[test]
 fn a_postgres_that_requires_tls_ends_a_relay_without_it_with_11() {
     let world = world();
     let relay = with_url(world.run(), &url(&world, GUARDED_ROLE, "sslmode=disable"));

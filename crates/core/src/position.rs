@@ -188,6 +188,8 @@ pub struct ServerIdentity {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -262,5 +264,15 @@ mod tests {
             let json = serde_json::to_string(&position).unwrap();
             assert_eq!(serde_json::from_str::<Position>(&json).unwrap(), position);
         }
+    }
+
+    #[test]
+    fn fuzzed_lsns() {
+        let corpus = ["16/B374D848", "0/0", "FFFFFFFF/FFFFFFFF", "0/1a2b"];
+        fuzz_text("LSNs", 64 << 10, &corpus, |text| {
+            if let Ok(lsn) = text.parse::<Lsn>() {
+                assert_eq!(lsn.to_string().parse(), Ok(lsn));
+            }
+        });
     }
 }

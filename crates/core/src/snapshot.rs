@@ -133,6 +133,8 @@ impl<'de> Deserialize<'de> for Snapshot {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -175,5 +177,24 @@ mod tests {
         assert_eq!(at(3 * epoch - 10).widen(5), 3 * epoch + 5);
         assert_eq!(at(1_000).widen(1_700), 1_700);
         assert_eq!(at(epoch / 2 + 7).widen(8), 8);
+    }
+
+    #[test]
+    fn fuzzed_snapshots() {
+        let corpus = [
+            "10:20:10,14,15",
+            "7:7:",
+            "1:18446744073709551615:1",
+            "730:731:730",
+        ];
+        fuzz_text("snapshots", 128 << 10, &corpus, |text| {
+            if let Ok(snapshot) = text.parse::<Snapshot>() {
+                assert_eq!(snapshot.to_string().parse(), Ok(snapshot.clone()));
+                for xid in [0, snapshot.xmin(), snapshot.xmax(), u64::MAX] {
+                    assert!(!snapshot.sees(xid) || xid < snapshot.xmax());
+                    let _wide = snapshot.widen(u32::try_from(xid & 0xffff_ffff).unwrap());
+                }
+            }
+        });
     }
 }

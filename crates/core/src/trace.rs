@@ -57,6 +57,8 @@ impl TraceContext {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
 
     const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -91,5 +93,22 @@ mod tests {
         }
         assert_eq!(TraceContext::parse(b"\xff"), None);
         assert_eq!(TraceContext::of_headers(&[("traceparent", None)]), None);
+    }
+
+    #[test]
+    fn fuzzed_traceparents() {
+        let corpus = [
+            format!("00-{TRACE}-b7ad6b7169203331-01"),
+            format!("cc-{TRACE}-b7ad6b7169203331-01-what-later"),
+        ];
+        fuzz("traceparents", 64 << 10, &corpus, |bytes| {
+            if let Some(read) = TraceContext::parse(bytes) {
+                assert!(
+                    bytes
+                        .windows(32)
+                        .any(|part| part == read.hex_id().as_bytes())
+                );
+            }
+        });
     }
 }

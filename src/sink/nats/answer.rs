@@ -4,13 +4,20 @@ use std::fmt;
 
 use async_nats::{Message, StatusCode};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::config::{Bus, SinkKind};
 use walrelay_core::error::{Error, Kind, Result};
 
 const BUS: Bus = SinkKind::Nats.bus();
-/// No answer of a stream is longer.
+/// No ack and no list of streams is longer.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// Nothing is that is told of a stream, which may have many subjects.
+const INFO_BYTES_MAX: usize = 1 << 20;
+/// No answer with a message is longer: 64 MiB, which no server exceeds, in base64.
+pub(super) const MESSAGE_BYTES_MAX: usize = 96 << 20;
+/// So many characters of what a server says are shown.
+const SHOWN_CHARS: usize = 300;
 /// `JSStreamMessageExceedsMaximumErr`
 const TOO_LARGE: u32 = 10054;
 /// `JSStreamHeaderExceedsMaximumErr`
@@ -82,14 +89,19 @@ pub(super) struct Failure {
     description: String,
 }
 
+/// The JSON of an answer; none where it is longer, or no such JSON.
+pub(super) fn read<T: DeserializeOwned>(message: &Message, bytes_max: usize) -> Option<T> {
+    let payload = message.payload.as_ref();
+    let payload = (payload.len() <= bytes_max).then_some(payload)?;
+    serde_json::from_slice(payload).ok()
+}
+
 /// `has_id`: the record was sent with an id that names this very event.
 pub(super) fn said(message: &Message, topic: &str, has_id: bool) -> Said {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Said::NoStream;
     }
-    let payload = message.payload.as_ref();
-    let ack = (payload.len() <= ANSWER_BYTES_MAX).then(|| serde_json::from_slice(payload).ok());
-    match ack.flatten() {
+    match read(message, ANSWER_BYTES_MAX) {
         Some(PubAck {
             error: Some(failure),
             ..
@@ -113,9 +125,14 @@ pub(super) fn said(message: &Message, topic: &str, has_id: bool) -> Said {
     }
 }
 
+/// As much of what a server says as is shown.
+pub(super) fn head(said: &str) -> String {
+    said.chars().take(SHOWN_CHARS).collect()
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (error {})", self.description, self.err_code)
+        write!(f, "{} (error {})", head(&self.description), self.err_code)
     }
 }
 
@@ -138,10 +155,9 @@ pub(super) fn existing(message: &Message, stream: &str) -> Result<String> {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Err(no_jetstream(stream));
     }
-    let answer = serde_json::from_slice(&message.payload);
-    match answer {
-        Ok(Info { error: None }) => Ok("the stream exists".to_owned()),
-        Ok(Info {
+    match read(message, INFO_BYTES_MAX) {
+        Some(Info { error: None }) => Ok("the stream exists".to_owned()),
+        Some(Info {
             error: Some(failure),
         }) => {
             let create = BUS.create_topic.replace("NAME", stream);
@@ -149,7 +165,7 @@ pub(super) fn existing(message: &Message, stream: &str) -> Result<String> {
             let remedy = format!("correct nats.stream, or create the stream: {create}");
             Err(Error::new(Kind::TopicRefused, cause).remedy(remedy.replace("{topic}", "SUBJECTS")))
         }
-        Err(_) => Err(no_jetstream(stream)),
+        None => Err(no_jetstream(stream)),
     }
 }
 
@@ -164,9 +180,7 @@ pub(super) fn taking(message: &Message) -> Taking {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Taking::Nobody;
     }
-    let payload = message.payload.as_ref();
-    let names = (payload.len() <= ANSWER_BYTES_MAX).then(|| serde_json::from_slice(payload).ok());
-    match names.flatten() {
+    match read(message, ANSWER_BYTES_MAX) {
         Some(Names {
             error: Some(Failure { err_code, .. }),
             ..
@@ -242,6 +256,8 @@ fn refused(topic: &str, cause: &str, remedy: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     fn message(payload: &str) -> Message {
@@ -327,5 +343,41 @@ mod tests {
             let said = taking(&message(payload));
             assert!(matches!(said, Taking::Unknown(_)), "{payload}: {said:?}");
         }
+    }
+
+    #[test]
+    fn what_is_told_of_a_stream_is_read_up_to_a_bound() {
+        let told = |length| {
+            let told = format!(r#"{{"config":"{}"}}"#, "x".repeat(length));
+            existing(&message(&told), "S").map_err(|error| error.kind())
+        };
+        assert!(told(2 * ANSWER_BYTES_MAX).is_ok());
+        assert_eq!(told(INFO_BYTES_MAX), Err(Kind::BusUnreachable));
+    }
+
+    #[test]
+    fn fuzzed_answers() {
+        let corpus = [
+            r#"{"stream":"S","seq":7,"duplicate":true}"#,
+            r#"{"error":{"code":400,"err_code":10054,"description":"d"},"stream":"S","seq":0}"#,
+            r#"{"total":1,"streams":["S"],"error":{"code":503,"err_code":10039}}"#,
+            r#"{"type":"io.nats.jetstream.api.v1.stream_info_response","config":{"name":"S"}}"#,
+        ];
+        fuzz_text("answers of JetStream", 512 << 10, &corpus, |text| {
+            let message = message(text);
+            let is_short = |error: Error| error.cause().chars().count() < 2 * SHOWN_CHARS;
+            for has_id in [false, true] {
+                assert!(match said(&message, "t", has_id) {
+                    Said::Stored | Said::NoStream => text.contains(':'),
+                    Said::Refused(error) | Said::Full(error) => is_short(error),
+                });
+            }
+            assert!(match taking(&message) {
+                Taking::Nobody => true,
+                Taking::Stream(name) => name.len() <= text.len(),
+                Taking::Unknown(cause) => cause.chars().count() < 2 * SHOWN_CHARS,
+            });
+            assert!(existing(&message, "S").err().is_none_or(is_short));
+        });
     }
 }

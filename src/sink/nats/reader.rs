@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_rustls::rustls::ClientConfig;
 
-use super::answer::{self, Failure, Taking};
+use super::answer::{self, Failure, MESSAGE_BYTES_MAX, Taking};
 use super::login;
 use super::session::{API, API_TIMEOUT, Reply, Session};
 use crate::config::{Bus, Config, NatsConfig, SinkKind};
@@ -194,11 +194,11 @@ impl Stream<'_> {
             .session
             .request(&subject, HeaderMap::new(), question, API_TIMEOUT);
         let answer = match asked.await {
-            Reply::Message(message) => serde_json::from_slice(&message.payload),
+            Reply::Message(message) => answer::read(&message, MESSAGE_BYTES_MAX),
             Reply::Denied(said) => return Err(denied(&subject, &said)),
             Reply::Silent | Reply::Lost | Reply::TooLarge(_) => return Err(silent(self.topic)),
         };
-        match answer.map_err(|_| unreadable(&self.name))? {
+        match answer.ok_or_else(|| unreadable(&self.name))? {
             Answer {
                 error:
                     Some(Failure {
@@ -273,4 +273,39 @@ fn silent(topic: &str) -> Error {
 fn unreadable(stream: &str) -> Error {
     let cause = format!("JetStream answers what is no message of stream {stream}");
     Error::new(Kind::BusUnreachable, cause).remedy(BUS.stalled)
+}
+
+#[cfg(test)]
+mod tests {
+    use walrelay_fuzz::fuzz_text;
+
+    use super::*;
+
+    #[test]
+    fn fuzzed_messages_of_streams() {
+        let corpus = [
+            concat!(
+                r#"{"message":{"subject":"a","seq":7,"hdrs":"TkFUUy8xLjANCmlkOiA3DQoNCg==","#,
+                r#""data":"e30=","time":"2024-05-06T05:08:09.123456789Z"}}"#
+            ),
+            r#"{"state":{"first_seq":1,"last_seq":9,"num_deleted":2,"subjects":{"a":3}}}"#,
+            r#"{"error":{"code":404,"err_code":10037,"description":"no message found"}}"#,
+        ];
+        fuzz_text("messages of JetStream", 1 << 20, &corpus, |text| {
+            let Ok(answer) = serde_json::from_str::<Answer>(text) else {
+                return;
+            };
+            if let Some(message) = answer.message {
+                let _before = message.is_before(0);
+                let flow = message.give(&mut |step| {
+                    let Step::Record(record) = step else {
+                        panic!("no record")
+                    };
+                    assert!(record.headers.as_ref().unwrap().len() <= text.len());
+                    ControlFlow::Break(())
+                });
+                assert!(flow.is_break());
+            }
+        });
+    }
 }

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
+use super::answer::head;
 use super::login;
 use crate::config::NatsConfig;
 use crate::sink::lanes::{Away, ServerState};
@@ -105,7 +106,10 @@ impl Waiting {
     fn told(&mut self, error: &str) {
         let lower = error.to_ascii_lowercase();
         if lower.contains(DENIED_SUBSCRIPTION) {
-            let error = Error::new(Kind::BusRefused, format!("NATS refuses the inbox: {error}"));
+            let error = Error::new(
+                Kind::BusRefused,
+                format!("NATS refuses the inbox: {}", head(error)),
+            );
             let remedy = "allow this user to subscribe to _INBOX.>: acks come there";
             self.unusable = Some(error.remedy(remedy));
             self.end();
@@ -113,11 +117,11 @@ impl Waiting {
             let subject = error.split('"').nth(1).unwrap_or_default();
             let denied = self.open.extract_if(|_, open| open.subject == subject);
             for (_, open) in denied {
-                let reply = Reply::Denied(error.to_owned());
+                let reply = Reply::Denied(head(error));
                 open.reply.send(reply).unwrap_or_default();
             }
         } else {
-            self.error = Some(error.to_owned());
+            self.error = Some(head(error));
         }
     }
 }
@@ -367,6 +371,8 @@ fn refused(said: &str) -> Away {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     fn waiting(subjects: &[&str]) -> (Waiting, Vec<oneshot::Receiver<Reply>>) {
@@ -424,5 +430,29 @@ mod tests {
         assert_eq!(denied.collect::<Vec<_>>(), [true, false, true]);
         waiting.told("nats: Permissions Violation for Subscription to \"_INBOX.x.*\"");
         assert!(waiting.is_over && waiting.open.is_empty() && waiting.unusable.is_some());
+    }
+
+    #[test]
+    fn fuzzed_subjects_and_errors() {
+        let corpus = [
+            "in.0",
+            "in.18446744073709551615",
+            "nats: Permissions Violation for Publish to \"a.b\"",
+            "nats: Permissions Violation for Subscription to \"_INBOX.x.*\"",
+        ];
+        fuzz_text("subjects and errors of NATS", 256 << 10, &corpus, |text| {
+            let (mut waiting, mut answers) = waiting(&["a.b", "a"]);
+            waiting.answered("in", message(text));
+            let answered = answers
+                .iter_mut()
+                .filter_map(|answer| answer.try_recv().ok());
+            assert_eq!(answered.count(), 2 - waiting.open.len());
+            waiting.told(text);
+            let lost = match waiting.lost() {
+                Away::Unreachable(cause) => cause,
+                Away::Unusable(error) => error.cause().to_owned(),
+            };
+            assert!(lost.chars().count() < 500);
+        });
     }
 }

@@ -521,6 +521,8 @@ fn refused(name: &str, why: &str, remedy: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
     use crate::config::Settings;
 
@@ -651,5 +653,42 @@ mod tests {
             assert!(check_lines(wrong.as_bytes()).is_err(), "{wrong:?}");
         }
         assert!(check_lines(format!("{}\r\n", "x".repeat(998)).as_bytes()).is_ok());
+    }
+
+    /// No record comes to a mail that a server could take for two, or for a command.
+    #[test]
+    fn fuzzed_mails() {
+        let body = mails(&format!("{TIMED}smtp.from = 'shop@example.org'")).unwrap();
+        let whole = "smtp.value = 'message'\nsmtp.from = 'a@b.c'\nroute.headers.To = '{to}'";
+        let whole = mails(whole).unwrap();
+        let corpus = [
+            "a@b.example, Some Name <c@d.example>\nHello\r\n.\r\nbody\n",
+            "a@b.example\nFrom: a@b.c\r\nSubject: x\n y\r\n\r\n..body\r\n.\r\nRCPT",
+            "\"a b\"@[127.0.0.1]\ntext/html; charset=utf-8",
+        ];
+        fuzz("mails", 2 << 20, &corpus, |bytes| {
+            let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
+            let first = parts.next();
+            let value = parts.next().unwrap_or_default();
+            let headers = [("id", Some(&b"7"[..])), ("To", first)];
+            let more = [
+                ("To", Some(&b"a@b.example"[..])),
+                ("Content-Type", first),
+                ("X-A", first),
+            ];
+            for (mails, headers) in [(&body, &headers[..]), (&whole, &headers), (&body, &more)] {
+                let Ok(mail) = mails.mail(&record(headers, value)) else {
+                    continue;
+                };
+                assert!(mail.text.ends_with(b"\r\n") && !mail.text.contains(&0));
+                for line in mail.text.split_inclusive(|byte| *byte == b'\n') {
+                    let line = line.strip_suffix(b"\r\n").unwrap();
+                    assert!(line != b"." && !line.contains(&b'\r'));
+                }
+                for recipient in &mail.recipients {
+                    assert!(!recipient.to_string().contains(['\r', '\n', '\0']));
+                }
+            }
+        });
     }
 }

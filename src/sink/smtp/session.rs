@@ -383,6 +383,8 @@ async fn log_in<S: AsyncRead + AsyncWrite + Unpin>(
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -404,5 +406,14 @@ mod tests {
             assert_eq!(offers.size_max, None, "{size}");
             assert!(!offers.starttls, "the first line is a name");
         }
+    }
+
+    #[test]
+    fn fuzzed_offers() {
+        let corpus = ["mail.example.org\nSIZE 1000\n8bitmime\nAUTH=LOGIN plain\nStartTls"];
+        fuzz_text("offers of SMTP", 512 << 10, &corpus, |text| {
+            let lines = text.lines().map(str::to_owned).collect();
+            assert_ne!(Offers::of(&Reply { code: 250, lines }).size_max, Some(0));
+        });
     }
 }

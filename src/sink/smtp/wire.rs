@@ -222,6 +222,9 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use walrelay_fuzz::fuzz;
+
     use super::*;
 
     async fn read(bytes: &[u8]) -> Result<Reply, NoReply> {
@@ -304,5 +307,25 @@ mod tests {
             wire.reply().await.unwrap();
             assert_eq!(wire.into_inner().is_some(), is_clean);
         }
+    }
+
+    #[test]
+    fn fuzzed_replies() {
+        let corpus = [
+            "220 mail.example.org ESMTP\r\n250-mail\r\n250-SIZE 10\r\n250 OK\r\n250 next\r\n",
+            "550-5.1.1 <a@b.example>:\r\n550 5.1.1 no such user\r\n250\r\n354 go\r\n",
+        ];
+        fuzz("replies of SMTP", 512 << 10, &corpus, |bytes| {
+            let stream = tokio::io::join(bytes, tokio::io::sink());
+            let mut wire = Wire::new(stream, Duration::from_secs(5));
+            let mut lines = 0;
+            while let Ok(reply) = wire.read().now_or_never().unwrap() {
+                assert!(reply.code < 1000 && !reply.lines.is_empty());
+                lines += reply.lines.len();
+                let shown = reply.shown();
+                assert!(shown.chars().count() <= SHOWN_CHARS && !shown.contains(is_harmful));
+            }
+            assert!(lines <= bytes.len() / 4);
+        });
     }
 }

@@ -114,6 +114,9 @@ fn causes<'a>(
 
 #[cfg(test)]
 mod tests {
+    use hyper::header::HeaderValue;
+    use walrelay_fuzz::fuzz;
+
     use super::*;
 
     fn judged(status: u16, retry_after: Option<&'static str>) -> Answer {
@@ -169,5 +172,29 @@ mod tests {
             };
             assert_eq!(after, seconds.map(Duration::from_secs), "{text}");
         }
+    }
+
+    #[test]
+    fn fuzzed_waits() {
+        // The status, and how long to wait.
+        let corpus = [
+            "\x01\x497",
+            "\x01\x49Fri, 31 Dec 1999 23:59:59 GMT",
+            "\x01\x431 Jan 00 00:00 +0130 (a comment)",
+        ];
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(946_684_740);
+        fuzz("answers of webhooks", 128 << 10, &corpus, |bytes| {
+            let Some((status, text)) = bytes.split_first_chunk::<2>() else {
+                return;
+            };
+            let Ok(value) = HeaderValue::from_bytes(text) else {
+                return;
+            };
+            let status = StatusCode::from_u16(u16::from_be_bytes(*status) % 900 + 100).unwrap();
+            let headers = HeaderMap::from_iter([(RETRY_AFTER, value)]);
+            if let Answer::Refused { after, .. } = judge(status, &headers, true, now) {
+                assert!(after.is_none_or(|after| after <= RETRY_AFTER_MAX));
+            }
+        });
     }
 }

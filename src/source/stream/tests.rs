@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, DuplexStream};
+use walrelay_fuzz::fuzz;
 
 use super::*;
 use crate::config::{SourceConfig, StreamConfig};
@@ -600,13 +600,20 @@ fn a_status_update_is_laid_out_as_documented() {
     );
 }
 
-proptest! {
-    #[test]
-    fn arbitrary_bytes_in_messages_of_the_stream_never_panic(
-        body in prop::collection::vec(any::<u8>(), 0..64),
-    ) {
-        let _ = copy_data(&body);
-        let _ = lsn_of(&body);
-        let _ = notice(&body);
-    }
+#[test]
+fn fuzzed_messages_of_the_stream() {
+    let corpus = [
+        [&b"w"[..], &[1; 24], b"B"].concat(),
+        [&b"k"[..], &[1; 17]].concat(),
+        report("57P01", "going down"),
+        [&b"d\0\0\0\x20w"[..], &[1; 24]].concat(),
+    ];
+    fuzz("messages of a walsender", 128 << 10, &corpus, |bytes| {
+        if let Some(WalMessage::Data { body, .. }) = copy_data(bytes) {
+            assert_eq!(body.len(), bytes.len() - 25);
+        }
+        let _lsn = lsn_of(bytes);
+        let Notice { message, .. } = notice(bytes);
+        assert!(message.len() <= bytes.len() * 3);
+    });
 }

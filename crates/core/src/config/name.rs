@@ -376,6 +376,8 @@ fn behind_dollars(text: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -470,5 +472,28 @@ mod tests {
         for sql in ["seq", "1 + seq", "(1)::text", "'1'", "n1", "\"1\"", ""] {
             assert!(!is_number(sql), "{sql}");
         }
+    }
+
+    #[test]
+    fn fuzzed_names() {
+        let corpus = [
+            "orders_1",
+            "Sales.OutBox",
+            r#""Sales"."Out ""box"".x""#,
+            r#"public.U&"a\001b\\ ""\202e\000a""#,
+            "a = E'it\\') (' and \"b)\" = 'it''s ('",
+            "a = $$ ) $$ and b = $x$ ($$ $x$",
+            " (1_000.5) ",
+        ];
+        fuzz_text("names and SQL", 1 << 20, &corpus, |text| {
+            drop(text.parse::<SlotName>());
+            if let Ok(name) = text.parse::<TableName>() {
+                assert_eq!(name.to_string().parse(), Ok(name));
+            }
+            let (pieces, has_ended) = pieces(text);
+            assert!(pieces.len() <= text.len());
+            assert!(has_ended || !is_closed(text));
+            let _number = is_number(text);
+        });
     }
 }

@@ -225,6 +225,8 @@ impl<const MIN_MS: u64, const MAX_MS: u64> Lasting<MIN_MS, MAX_MS> {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -319,5 +321,19 @@ mod tests {
         for bad in ["10", "", "s", "-1s", "1 parsec"] {
             assert_eq!(parse_duration(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn fuzzed_units() {
+        let corpus = ["32 MiB", "64TiB", "1m 30s", "30d 1h", "500ms", "17"];
+        fuzz_text("sizes and durations", 64 << 10, &corpus, |text| {
+            if let Some(bytes) = parse_bytes(text) {
+                assert_eq!(parse_bytes(&exact_bytes(bytes)), Some(bytes));
+                let _shown = human_bytes(bytes);
+            }
+            if let Some(duration) = parse_seconds(text) {
+                assert_eq!(parse_duration(&exact_duration(duration)), Some(duration));
+            }
+        });
     }
 }

@@ -1,7 +1,6 @@
 //! The decoder against messages it knows, and against every way to damage them (P11).
 
-use proptest::collection::vec;
-use proptest::prelude::*;
+use walrelay_fuzz::fuzz;
 
 use super::*;
 use crate::testing::wire;
@@ -244,27 +243,10 @@ fn a_damaged_message_is_an_error_that_names_its_offset() {
     assert_eq!(decode_and_walk(&first), Ok(Message::Begin(decoded)));
 }
 
-proptest! {
-    #[test]
-    fn arbitrary_bytes_behind_a_known_tag_never_panic(
-        tag in proptest::sample::select(&b"BCRIUDTYOM"[..]),
-        bytes in vec(
-            prop_oneof![Just(0_u8), proptest::sample::select(&b"NKOntub"[..]), any::<u8>()],
-            0..60,
-        ),
-    ) {
-        drop(decode_and_walk(&[&[tag][..], &bytes].concat()));
-    }
-
-    #[test]
-    fn a_message_with_one_byte_changed_never_panics(
-        which in any::<proptest::sample::Index>(),
-        at in any::<proptest::sample::Index>(),
-        byte in any::<u8>(),
-    ) {
-        let messages = one_of_each();
-        let mut bytes = which.get(&messages).0.clone();
-        *at.get_mut(&mut bytes) = byte;
-        drop(decode_and_walk(&bytes));
-    }
+#[test]
+fn fuzzed_messages() {
+    let corpus: Vec<_> = one_of_each().into_iter().map(|(bytes, _)| bytes).collect();
+    fuzz("messages of pgoutput", 64 << 10, &corpus, |bytes| {
+        drop(decode_and_walk(bytes));
+    });
 }

@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use proptest::collection::vec;
-use proptest::prelude::*;
+use walrelay_fuzz::fuzz;
 
 use super::error::EventError;
 use super::*;
@@ -159,61 +158,125 @@ fn rows_of_partitions_are_events_of_their_root() {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+/// A position, and messages with their LSNs.
+struct Stream {
+    position: Position,
+    messages: Vec<(Lsn, Vec<u8>)>,
+}
 
-    #[test]
-    fn a_damaged_capture_is_an_error_or_comes_to_steps_and_never_panics(
-        which in any::<prop::sample::Index>(),
-        damage in vec(
-            (
-                any::<prop::sample::Index>(),
-                any::<prop::sample::Index>(),
-                any::<u8>(),
-                any::<bool>(),
-            ),
-            0..30,
-        ),
-        resume in proptest::option::of(any::<prop::sample::Index>()),
-        partial in proptest::option::of((0..3_000_u64, 1..4_u64)),
-    ) {
-        let mut messages = messages(which.get(&CAPTURES).1);
-        let end_lsn = resume.map_or(Lsn::ZERO, |resume| resume.get(&messages).0);
-        for (which, at, byte, lost) in damage {
-            if lost {
-                messages.remove(which.index(messages.len()));
-            } else {
-                *at.get_mut(which.get_mut(&mut messages).1.as_mut_slice()) = byte;
+impl Stream {
+    fn written(&self) -> Vec<u8> {
+        let partial = self.position.partial;
+        let mut bytes = self.position.end_lsn.as_u64().to_be_bytes().to_vec();
+        bytes.extend(
+            partial
+                .map_or(0, |partial| partial.commit_lsn.as_u64())
+                .to_be_bytes(),
+        );
+        bytes.push(partial.map_or(0, |partial| u8::try_from(partial.index).unwrap()));
+        for (wal_start, message) in &self.messages {
+            bytes.extend(wal_start.as_u64().to_be_bytes());
+            bytes.extend(u16::try_from(message.len()).unwrap().to_be_bytes());
+            bytes.extend(message);
+        }
+        bytes
+    }
+
+    /// Of any bytes; a message may be cut.
+    fn read(mut bytes: &[u8]) -> Option<Stream> {
+        let end_lsn = Lsn::new(take_u64(&mut bytes)?);
+        let commit_lsn = Lsn::new(take_u64(&mut bytes)?);
+        let index = u64::from(*bytes.split_off_first()?);
+        let partial = (index > 0).then_some(Partial { commit_lsn, index });
+        let mut messages = Vec::new();
+        while let Some(wal_start) = take_u64(&mut bytes) {
+            let length = bytes.split_off(..2).unwrap_or_default();
+            let length = length
+                .iter()
+                .fold(0, |length, byte| length << 8 | usize::from(*byte));
+            let message = bytes.split_off(..length.min(bytes.len()));
+            messages.push((Lsn::new(wal_start), message.unwrap_or_default().to_vec()));
+        }
+        let position = Position { end_lsn, partial };
+        Some(Stream { position, messages })
+    }
+}
+
+fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.split_off(..8)?.try_into().ok()?))
+}
+
+/// Each transaction of the captures, behind the descriptions of tables before it: from the
+/// beginning, from the transaction on, and from within it.
+fn streams() -> Vec<Vec<u8>> {
+    let mut streams = Vec::new();
+    for (_, capture) in CAPTURES {
+        let mut described = Vec::new();
+        let mut open = Vec::new();
+        for message in messages(capture) {
+            let tag = message.1[0];
+            let wal_start = message.0;
+            if tag == b'R' {
+                described.push(message.clone());
+            }
+            open.push(message);
+            if tag != b'C' {
+                continue;
+            }
+            let mut messages = described.clone();
+            messages.append(&mut open);
+            let partial = Partial {
+                commit_lsn: wal_start,
+                index: 1,
+            };
+            for (end_lsn, partial) in [
+                (Lsn::ZERO, None),
+                (wal_start, None),
+                (Lsn::new(1), Some(partial)),
+            ] {
+                let position = Position { end_lsn, partial };
+                let messages = messages.clone();
+                streams.push(Stream { position, messages }.written());
             }
         }
-        let partial = partial.map(|(bytes, index)| Partial {
-            commit_lsn: Lsn::new(end_lsn.as_u64() + bytes),
-            index,
-        });
-        let mut assembler = Assembler::new(&[outbox()], Position { end_lsn, partial });
+    }
+    streams
+}
+
+#[test]
+fn fuzzed_streams() {
+    fuzz("streams of pgoutput", 256 << 10, &streams(), |bytes| {
+        let Some(Stream { position, messages }) = Stream::read(bytes) else {
+            return;
+        };
+        let mut assembler = Assembler::new(&[outbox()], position);
         let mut inside = None;
         for (wal_start, message) in &messages {
             match assembler.feed(message, *wal_start) {
                 Ok(Step::Begin { commit_lsn, .. }) => inside = Some((commit_lsn, 0)),
-                Ok(Step::Commit { commit_lsn, end_lsn }) => {
-                    prop_assert_eq!(inside.take().map(|(begun, _)| begun), Some(commit_lsn));
-                    prop_assert!(end_lsn > commit_lsn);
+                Ok(Step::Commit {
+                    commit_lsn,
+                    end_lsn,
+                }) => {
+                    assert_eq!(inside.take().map(|(begun, _)| begun), Some(commit_lsn));
+                    assert!(end_lsn > commit_lsn);
                 }
                 Ok(Step::Event(event)) => {
-                    let Some((commit_lsn, least)) = &mut inside else { panic!("an event outside a \
-                        transaction") };
-                    prop_assert_eq!(event.place.commit_lsn, *commit_lsn);
-                    prop_assert!(event.place.index >= *least, "an index came twice");
+                    let Some((commit_lsn, least)) = &mut inside else {
+                        panic!("an event outside a transaction")
+                    };
+                    assert_eq!(event.place.commit_lsn, *commit_lsn);
+                    assert!(event.place.index >= *least, "an index came twice");
                     *least = event.place.index + 1;
                 }
                 Ok(Step::Nothing | Step::Relation { .. } | Step::OtherTable { .. }) => {}
                 Err(error) => {
                     let error = error.into_error(&"orders".parse().unwrap());
-                    prop_assert!(error.cause().starts_with("slot orders: "));
-                    prop_assert!(error.what_to_do().is_some());
+                    assert!(error.cause().starts_with("slot orders: "));
+                    assert!(error.what_to_do().is_some());
                     break;
                 }
             }
         }
-    }
+    });
 }

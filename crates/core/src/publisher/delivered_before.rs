@@ -293,6 +293,8 @@ impl Seer {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
     use crate::testing::outbox;
 
@@ -522,5 +524,28 @@ mod tests {
         let mut before = before();
         before.unreadable("other");
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Publish);
+    }
+
+    #[test]
+    fn fuzzed_positions_of_records() {
+        let corpus = [
+            "7:1:0/C8:0",
+            "7:1:FFFFFFFF/FFFFFFFF:18446744073709551615",
+            "8:2:0/1:t",
+        ];
+        let before = before();
+        fuzz("position headers of records", 64 << 10, &corpus, |bytes| {
+            let mut tail = before.tail("t");
+            let record = Record {
+                topic: "t",
+                key: Some(bytes),
+                headers: &[("walrelay-position", Some(bytes))],
+                ..Record::default()
+            };
+            for offset in [0, i64::MAX] {
+                let _again = tail.take(&record, offset);
+            }
+            assert!(tail.count <= 2);
+        });
     }
 }

@@ -204,6 +204,7 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use regex::Regex;
+    use walrelay_fuzz::fuzz_text;
 
     use super::*;
 
@@ -293,5 +294,20 @@ mod tests {
         ] {
             assert_eq!(of_java(java), None, "{java}");
         }
+    }
+
+    #[test]
+    fn fuzzed_expressions() {
+        let corpus = [
+            "(?i)(k)(elvin)_(.*)",
+            r"(a(?i)b)[^.b-d]+[xä-]",
+            r"^\<\>\.\x41\u0042a{2}b?c+?$",
+            r"(?<kind>Order|\w[\d.]*)(?-i:\s)",
+        ];
+        fuzz_text("expressions of Java", 64 << 20, &corpus, |text| {
+            if let Some(Ok(regex)) = of_java(text).map(|regex| Regex::new(&regex)) {
+                let _matches = regex.is_match("Kelvin_ab");
+            }
+        });
     }
 }

@@ -230,6 +230,7 @@ fn split(text: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use walrelay_fuzz::fuzz_text;
 
     use super::*;
 
@@ -317,10 +318,29 @@ mod tests {
             let sorted = sorted(&pretty).unwrap();
             prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&sorted).unwrap(), value);
         }
+    }
 
-        #[test]
-        fn no_text_panics(text in any::<String>()) {
-            prop_assert_eq!(compact(&text).is_ok(), sorted(&text).is_ok());
-        }
+    #[test]
+    fn fuzzed_json() {
+        let corpus = [
+            r#"{"b": {"d": [{"f": 1, "e": 2}], "c": ","}, "a": "{ \" \\", "ü": "\u00e4 ä"}"#,
+            " \t\n\r[3, -2e+3, {}, [ ], { \"b\": 1.50, \"a\": [2, 1]}, true, null]",
+            r#"{"b": 1, "\u0061": 2, "b": 0}"#,
+        ];
+        let path = ["a", "b"].map(str::to_owned);
+        fuzz_text("JSON of a row", 2 << 20, &corpus, |text| {
+            let compact = compact(text);
+            assert_eq!(compact.is_ok(), sorted(text).is_ok());
+            if let Ok(compact) = compact {
+                assert!(compact.len() <= text.len());
+                assert_eq!(super::compact(&compact).as_ref(), Ok(&compact));
+                assert!(valid(&sorted(text).unwrap()).is_ok());
+            }
+            if let Ok(without) = without(text, &path) {
+                assert!(valid(&without).is_ok());
+            }
+            drop((member(text, &path), members(text.as_bytes()), text_of(text)));
+            assert!(tokens(text).map(str::len).sum::<usize>() <= text.len());
+        });
     }
 }

@@ -1,3 +1,5 @@
+use walrelay_fuzz::{fuzz, fuzz_text};
+
 use super::*;
 
 /// Values by place, with the OID of each one's type.
@@ -380,4 +382,101 @@ fn what_nobody_checked_is_embedded_only_if_it_is_json() {
             expected.as_ref().copied()
         );
     }
+}
+
+#[test]
+fn fuzzed_templates() {
+    let corpus = [
+        r#"outbox.event.{type|lower}-{"Odd ""Col"}.{{x}}"#,
+        r#"{metadata.o."a b"|default('x''y')|upper}"#,
+        "{path|replace('/', '-')|topic}{none|filled}",
+        r"{type|match('(?i)order|(o\w+)created', 'x$1', 'java')}",
+        r"{type|match('(?<kind>Order).*', '${kind}s', 'first')}",
+        "{metadata|strip('tenant','n')|compact|sort|json|text}{bytes|rfc3339}",
+    ];
+    fuzz_text("templates", 64 << 20, &corpus, |text| {
+        let Ok(template) = text.parse::<Template>() else {
+            return;
+        };
+        assert_eq!(template.source(), text);
+        let place = |name: &str| COLUMNS.iter().position(|column| *column == name);
+        if let Ok(bound) = template.bind(place) {
+            drop(bound.render(&ROW));
+            drop(bound.append_json(&ROW, &mut Vec::new()));
+        }
+    });
+}
+
+#[test]
+fn fuzzed_values() {
+    let bound = |functions: &str| {
+        let template: Template = format!("{{c{functions}}}").parse().unwrap();
+        template.bind(|_| Some(0)).unwrap()
+    };
+    // What gives JSON of any text, and what does not.
+    let to_json = [
+        "|compact",
+        "|sort",
+        "|strip('a')",
+        "|json",
+        ".a",
+        "|text",
+        "|filled|lower",
+    ];
+    let to_json = to_json.map(bound);
+    let to_text = [
+        "|rfc3339",
+        "|topic|upper",
+        "|match('(.*)a', '$1$1')",
+        "|replace('a', 'b')",
+    ];
+    let to_text = to_text.map(bound);
+    let corpus: [&[u8]; 6] = [
+        b"OrderCreated",
+        "größe\u{130}".as_bytes(),
+        br#"{"a": "x", "n": 12.50, "o": {"a b": ["x"], "\u0061": "\u00e4"}, "null": null}"#,
+        b"2024-05-06 07:08:09.5+02",
+        b"[1, {\"b\": 1, \"a\": -2e+3}]",
+        b"\xff",
+    ];
+    fuzz("values of rows", 2 << 20, &corpus, |bytes| {
+        for bound in &to_json {
+            let mut json = Vec::new();
+            if bound
+                .append_json(&Row(&[(25, Some(bytes))]), &mut json)
+                .is_ok()
+            {
+                let json = std::str::from_utf8(&json).unwrap();
+                assert_eq!(json::valid(json), Ok(()), "{} gave {json}", bound.source());
+            }
+        }
+        for bound in &to_text {
+            drop(bound.render(&Row(&[(25, Some(bytes))])));
+        }
+    });
+}
+
+#[test]
+fn fuzzed_times() {
+    let corpus = [
+        "2024-05-06 05:08:09.123456+00",
+        "2024-05-06T10:38:09+05:30[Europe/Berlin]",
+        "0044-03-15 12:00:00-01:02:03 BC",
+        "294276-12-31 23:59:59.999999+15:59",
+        "4713-01-01 BC",
+        "20240506T050809Z",
+        "23:59:60",
+        "+05:30",
+        r"\x00ff61",
+    ];
+    fuzz_text("times of Postgres", 256 << 10, &corpus, |text| {
+        if let Some(moment) = Moment::read(text) {
+            let _numbers = (moment.micros(), moment.millis(), moment.days());
+            drop((moment.rfc3339(), moment.iso(Some(6))));
+        }
+        let _micros = (micros_of_day(text), offset_micros(text));
+        if let Ok(bytes) = bytea(text.as_bytes()) {
+            assert!(bytes.len() <= text.len() / 2);
+        }
+    });
 }

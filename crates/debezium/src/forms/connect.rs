@@ -713,6 +713,8 @@ fn push_unit(quoted: &mut String, unit: u32) {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz;
+
     use super::*;
 
     #[test]
@@ -1006,17 +1008,57 @@ mod tests {
         assert_eq!(instant, Ok(Some("2024-05-06T05:08:09.500000Z".to_owned())));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn no_text_panics(
-            text in r"[0-9:+ .TZBC-]{0,40}|\PC*",
-            oid in 0_u32..4000,
-            modifier in -1_i32..700_000,
-        ) {
-            let schema = Form::Schema { required: false, tombstone: false };
-            for form in [Form::Text, Form::Json, schema] {
-                let _written = written(form, oid, modifier, Some(&text));
-            }
-        }
+    #[test]
+    fn fuzzed_values_of_columns() {
+        // The OID of a type, its modifier, and a value.
+        let corpus = [
+            (1700, 655_366, "-12.50"),
+            (1700, -1, "1e-300"),
+            (1184, 3, "2024-05-06 05:08:09.5+05:30"),
+            (1114, -1, "0044-03-15 12:00:00 BC"),
+            (1266, -1, "07:08:09.123456-01:02:03"),
+            (1083, -1, "24:00:00"),
+            (1186, -1, "-1 years -2 mons +3 days -04:05:06.789"),
+            (1082, -1, "infinity"),
+            (17, -1, r"\x00ff61"),
+            (16, -1, "t"),
+            (701, -1, "-Infinity"),
+            (1009, -1, r#"{a,NULL,"b \"c\\\""}"#),
+            (1231, 655_366, "{1.50,NaN}"),
+            (3802, -1, r#"{"a": [1, null]}"#),
+        ];
+        let corpus = corpus.map(|(oid, modifier, text): (u16, i32, &str)| {
+            [
+                &oid.to_be_bytes()[..],
+                &modifier.to_be_bytes(),
+                text.as_bytes(),
+            ]
+            .concat()
+        });
+        let schema = Form::Schema {
+            required: false,
+            tombstone: false,
+        };
+        fuzz(
+            "values as Kafka Connect writes them",
+            2 << 20,
+            &corpus,
+            |bytes| {
+                let Some((head, text)) = bytes.split_first_chunk::<6>() else {
+                    return;
+                };
+                let [high, low, modifier @ ..] = *head;
+                let oid = u32::from(u16::from_be_bytes([high, low]));
+                let text = String::from_utf8_lossy(text);
+                for form in [Form::Text, Form::Json, schema] {
+                    drop(written(
+                        form,
+                        oid,
+                        i32::from_be_bytes(modifier),
+                        Some(&text),
+                    ));
+                }
+            },
+        );
     }
 }

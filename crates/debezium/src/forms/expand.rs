@@ -313,6 +313,8 @@ impl<'n> Layout<'n> {
 
 #[cfg(test)]
 mod tests {
+    use walrelay_fuzz::fuzz_text;
+
     use super::*;
 
     #[test]
@@ -472,10 +474,21 @@ mod tests {
         assert_eq!(expand(&alike, false).as_deref(), Ok(alike.as_str()));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn no_text_panics(text in r#"[\[{][\[\]{}:, "a\\u1-]{0,40}|\PC*"#) {
-            let _expanded = expand(&text, true);
-        }
+    #[test]
+    fn fuzzed_payloads() {
+        let corpus = [
+            r#"{"a": [[{"b": 1}], [], [{"c": 2}]], "d": 1e400, "e": [-0.0, 9223372036854775808]}"#,
+            r#"{"a": "\ud83d b\ud83d\ude00\/\u00e9\u0007\n", "": null, "b": {"a": 3, "a": true}}"#,
+            r#"[null,{"x":null},{"y":[6,[]]}] behind"#,
+        ];
+        // An array may come to the square of what it was.
+        fuzz_text("payloads to expand", 256 << 20, &corpus, |text| {
+            for nulls in [false, true] {
+                if let Ok(json) = expand(text, nulls) {
+                    let read = serde_json::from_str::<serde::de::IgnoredAny>(&json);
+                    assert!(read.is_ok(), "{json}");
+                }
+            }
+        });
     }
 }
