@@ -118,6 +118,44 @@ fn broken_connections_of_every_kind_lose_and_reorder_nothing() {
     eprintln!("{faults} faults, {} copies", findings.duplicates);
 }
 
+/// A request has one partition: one at a time would make the rate that of round trips.
+#[test]
+fn requests_of_several_partitions_are_under_way() {
+    let world = World::new();
+    let (kafka, brokers) = Kafka::shared().behind_proxy();
+    let mut relay = world.run().option("--brokers", &brokers).start();
+    relay.wait_ready();
+    let emits = format!(
+        "select emit('{0}', '{0}-' || n, 20) from generate_series(1, 100) n",
+        world.kind(0)
+    );
+    let sql = world.sql();
+    sql.run(&emits);
+    world.assert_all_delivered();
+    let by_partition = || {
+        let records = topic::read(Kafka::shared().brokers(), &world.topic(0));
+        let mut counts = [0; PARTITIONS as usize];
+        for record in records {
+            counts[usize::try_from(record.partition).expect("a partition")] += 1;
+        }
+        counts
+    };
+    let before = by_partition();
+    assert!(before.iter().all(|records| *records > 0), "{before:?}");
+    kafka.blackhole(Way::Down);
+    sql.run(&emits);
+    let taken = || {
+        let now = by_partition();
+        (0..now.len()).filter(|at| now[*at] > before[*at]).count()
+    };
+    eventually("more than one has more", ARRIVAL, taken, |partitions| {
+        *partitions > 1
+    });
+    kafka.resume();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
 const CHANGES: &str = "walrelay_partition_changes_total";
 
 /// Java's `Utils.murmur2` of each key; its default partitioner takes the positive part modulo the
