@@ -4,7 +4,7 @@
 //! loop in `replication` feeds the pipeline and carries out what it decides. `tests/simulation`
 //! feeds it from a model of Postgres and the bus instead.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::event::{Assembler, Event, RowId, Step};
@@ -70,12 +70,12 @@ impl<S: Sink> Pipeline<S> {
         self.confirm.abandoned();
     }
 
-    /// Takes in one pgoutput message. Call only while [`Publisher::has_room`].
+    /// Takes in one pgoutput message at `now`. Call only while [`Publisher::has_room`].
     ///
     /// # Errors
     /// The event cannot be decoded, routed or produced (P3), or the stream contradicts itself.
     /// Nothing of it was enqueued, and the pipeline takes no further messages.
-    pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
+    pub fn data(&mut self, wal_start: Lsn, body: &[u8], now: Instant) -> Result<Taken> {
         let publisher = &mut self.publisher;
         debug_assert!(publisher.has_room(), "P4: taken in without room");
         publisher.counts.decoded += 1;
@@ -105,7 +105,7 @@ impl<S: Sink> Pipeline<S> {
             }
             Step::Event(event) => {
                 self.begun.event(&event);
-                publisher.publish(&event)?;
+                publisher.publish(&event, now)?;
             }
             Step::OtherTable { name: table } => {
                 tracing::warn!(event = "other_table_found", slot = %publisher.setup.slot, table,

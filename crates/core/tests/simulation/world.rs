@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::future::Future as _;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use walrelay_core::config::{
     DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, TransactionConfig,
@@ -465,7 +465,7 @@ impl World {
             None => {}
             Some(Sent::Keepalive { wal_end }) => pipeline.keepalive(wal_end),
             Some(Sent::Data { wal_start, body }) => {
-                pipeline.data(wal_start, &body).unwrap();
+                pipeline.data(wal_start, &body, epoch() + self.now).unwrap();
             }
         }
     }
@@ -709,6 +709,12 @@ fn read_tail(pipeline: &mut Pipeline<Producer>, broker: &Shared, random: &mut fa
         Some(tail) if random.bool() => before.unreadable(&tail.topic),
         Some(_) | None => {}
     }
+}
+
+/// Where the time of the model begins.
+pub(super) fn epoch() -> Instant {
+    static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+    *EPOCH
 }
 
 fn origin() -> ServerIdentity {
