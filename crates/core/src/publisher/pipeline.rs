@@ -37,8 +37,6 @@ pub struct Pipeline<S> {
     pub trail: Trail,
     /// The events of the open transaction.
     pub begun: OpenTransaction,
-    /// Events assembled before the open transaction.
-    before_open: u64,
 }
 
 impl<S: Sink> Pipeline<S> {
@@ -58,7 +56,6 @@ impl<S: Sink> Pipeline<S> {
             confirm: Confirm::new(stored, now),
             trail: Trail::new(published),
             begun: OpenTransaction::default(),
-            before_open: 0,
         })
     }
 
@@ -89,19 +86,19 @@ impl<S: Sink> Pipeline<S> {
                 publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
                 self.trail.begin(xid);
                 self.begun.begin(commit_lsn);
-                self.before_open = publisher.counts.assembled;
                 self.sent_below(commit_lsn);
             }
             Step::Commit {
                 commit_lsn,
                 end_lsn,
             } => {
+                // Also those that an earlier process or connection has taken in.
+                let had_events = publisher.ledger.received().partial.is_some();
                 publisher
                     .ledger
                     .commit(commit_lsn, end_lsn)
                     .map_err(contradiction)?;
-                self.trail
-                    .commit(end_lsn, publisher.counts.assembled > self.before_open);
+                self.trail.commit(end_lsn, had_events);
             }
             Step::Event(event) => {
                 self.begun.event(&event);
