@@ -858,8 +858,12 @@ impl World {
                 let missing =
                     (previous + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
                 assert_eq!(
-                    missing, None,
-                    "P2: {aggregate}-{version} follows the copy of {aggregate}-{previous}"
+                    missing,
+                    None,
+                    "P2: {aggregate}-{version} follows the copy of {aggregate}-{previous}: {:?}",
+                    log.iter()
+                        .filter(|it| it.0 == aggregate)
+                        .collect::<Vec<_>>()
                 );
             }
             assert_eq!(last, newest, "P2: the newest event of a key comes last");
