@@ -68,7 +68,9 @@ impl Stream {
 /// Takes the messages in, and waits until everything is acked.
 async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) {
     for (wal_start, body) in messages {
-        pipeline.data(*wal_start, body).unwrap();
+        pipeline
+            .data(*wal_start, body, std::time::Instant::now())
+            .unwrap();
     }
     let acked = async {
         while pipeline.publisher.ledger.in_flight_events() > 0 {

@@ -251,6 +251,7 @@ impl ReplicationLoop<'_> {
 
     /// Takes in messages that were read, as far as there is room (P4).
     fn take_in(&mut self) -> Result<()> {
+        let now = Instant::now().into_std();
         let StreamReader {
             wal,
             has_more,
@@ -287,7 +288,7 @@ impl ReplicationLoop<'_> {
                     *noticed = None;
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
                     self.statistics.sent = wal_end;
-                    if self.pipeline.data(wal_start, body)? == Taken::Relation {
+                    if self.pipeline.data(wal_start, body, now)? == Taken::Relation {
                         self.jobs.look_soon();
                     }
                 }

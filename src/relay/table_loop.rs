@@ -349,7 +349,7 @@ impl<'a> TableLoop<'a> {
             }
         }
         event.committed_at_us = now_us();
-        self.publisher.publish(&event)?;
+        self.publisher.publish(&event, Instant::now().into_std())?;
         scan.sent += 1;
         scan.last = Some((scan.sent, row.key(scan.query.table.outbox)));
         if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {

@@ -537,7 +537,7 @@ impl Publishing<'_> {
             )
         })?;
         event.committed_at_us = now_us();
-        self.publisher.publish(&event)?;
+        self.publisher.publish(&event, std::time::Instant::now())?;
         self.published.taken += 1;
         self.in_flight.push_back(RowInFlight {
             number,

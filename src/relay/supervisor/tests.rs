@@ -216,7 +216,7 @@ fn take_in<S: Sink>(pipeline: &mut Pipeline<S>, rows: &[&[Value<'_>]]) -> Result
     let described = wire::relation(16_384, "public", "outbox", &columns[..rows[0].len()]);
     let rows = rows.iter().map(|row| wire::insert(16_384, row));
     for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
-        pipeline.data(Lsn::new(5), &message)?;
+        pipeline.data(Lsn::new(5), &message, Instant::now().into_std())?;
     }
     Ok(())
 }
@@ -641,7 +641,7 @@ async fn a_refused_position_is_tried_again_with_growing_waits_and_gives_up_no_ev
                 .producer
                 .newest_quarantine()
                 .topics
-                .given_up(&topic, std::time::Instant::now, |_| true)
+                .given_up(&topic, Instant::now().into_std(), |_| true)
                 .is_none(),
             "{on_error}"
         );
@@ -708,7 +708,11 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
         let mut failure = take_in(&mut pipeline, &[&UNROUTABLE]).err();
         if pipeline.publisher.has_room() && failure.is_none() {
             failure = pipeline
-                .data(Lsn::new(5), &wire::insert(16_384, &behind))
+                .data(
+                    Lsn::new(5),
+                    &wire::insert(16_384, &behind),
+                    Instant::now().into_std(),
+                )
                 .err();
         }
         pipeline.publisher.receive_deliveries().await;

@@ -84,6 +84,7 @@ impl Judge {
         record: &Record<'_>,
         setup: &Setup,
         refuses_each: bool,
+        now: Instant,
     ) -> Decision {
         let mut is_isolated = false;
         if let Some(id) = &known.id {
@@ -99,7 +100,7 @@ impl Judge {
             let retry = setup.delivery.retry.within(known.max_attempts);
             let is_often = |attempts| attempts > retry.attempts;
             let topics = &mut self.quarantine.topics;
-            if let Some(error) = topics.given_up(record.topic, Instant::now, is_often) {
+            if let Some(error) = topics.given_up(record.topic, now, is_often) {
                 return Decision::GiveUp(Verdict::of(error));
             }
             is_isolated = self.quarantine.is_suspect(id, record);

@@ -37,7 +37,7 @@ pub use setup::Setup;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -226,7 +226,7 @@ impl<S: Sink> Publisher<S> {
     /// # Errors
     /// The event cannot be routed, or the sink refuses it, and such events are not given up (P3).
     /// Nothing was enqueued.
-    pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
+    pub fn publish(&mut self, event: &Event<'_>, now: Instant) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
         let Some(mut known) = self.judge.read(event, &self.setup)? else {
@@ -242,7 +242,7 @@ impl<S: Sink> Publisher<S> {
                     if let Some(header) = routed.left_out() {
                         warn_of_left_out(event, header, &self.setup);
                     }
-                    routed.with_record(|record| self.publish_record(event, known, record))
+                    routed.with_record(|record| self.publish_record(event, known, record, now))
                 }
                 Err(error) => {
                     let record = router.unrouted(event);
@@ -261,10 +261,11 @@ impl<S: Sink> Publisher<S> {
         event: &Event<'_>,
         mut known: InFlight,
         record: &Record<'_>,
+        now: Instant,
     ) -> Result<()> {
         let refuses_each = self.sink.refuses_each();
         let judge = &mut self.judge;
-        match judge.admit(event, &known, record, &self.setup, refuses_each) {
+        match judge.admit(event, &known, record, &self.setup, refuses_each, now) {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");

@@ -4,7 +4,7 @@
 //! loop in `replication` feeds the pipeline and carries out what it decides. `tests/simulation`
 //! feeds it from a model of Postgres and the bus instead.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::event::{Assembler, Event, RowId, Step};
@@ -37,8 +37,6 @@ pub struct Pipeline<S> {
     pub trail: Trail,
     /// The events of the open transaction.
     pub begun: OpenTransaction,
-    /// Events assembled before the open transaction.
-    before_open: u64,
 }
 
 impl<S: Sink> Pipeline<S> {
@@ -58,7 +56,6 @@ impl<S: Sink> Pipeline<S> {
             confirm: Confirm::new(stored, now),
             trail: Trail::new(published),
             begun: OpenTransaction::default(),
-            before_open: 0,
         })
     }
 
@@ -70,12 +67,12 @@ impl<S: Sink> Pipeline<S> {
         self.confirm.abandoned();
     }
 
-    /// Takes in one pgoutput message. Call only while [`Publisher::has_room`].
+    /// Takes in one pgoutput message at `now`. Call only while [`Publisher::has_room`].
     ///
     /// # Errors
     /// The event cannot be decoded, routed or produced (P3), or the stream contradicts itself.
     /// Nothing of it was enqueued, and the pipeline takes no further messages.
-    pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
+    pub fn data(&mut self, wal_start: Lsn, body: &[u8], now: Instant) -> Result<Taken> {
         let publisher = &mut self.publisher;
         debug_assert!(publisher.has_room(), "P4: taken in without room");
         publisher.counts.decoded += 1;
@@ -89,23 +86,23 @@ impl<S: Sink> Pipeline<S> {
                 publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
                 self.trail.begin(xid);
                 self.begun.begin(commit_lsn);
-                self.before_open = publisher.counts.assembled;
                 self.sent_below(commit_lsn);
             }
             Step::Commit {
                 commit_lsn,
                 end_lsn,
             } => {
+                // Also those that an earlier process or connection has taken in.
+                let had_events = publisher.ledger.received().partial.is_some();
                 publisher
                     .ledger
                     .commit(commit_lsn, end_lsn)
                     .map_err(contradiction)?;
-                self.trail
-                    .commit(end_lsn, publisher.counts.assembled > self.before_open);
+                self.trail.commit(end_lsn, had_events);
             }
             Step::Event(event) => {
                 self.begun.event(&event);
-                publisher.publish(&event)?;
+                publisher.publish(&event, now)?;
             }
             Step::OtherTable { name: table } => {
                 tracing::warn!(event = "other_table_found", slot = %publisher.setup.slot, table,

@@ -398,14 +398,13 @@ impl Topics {
     pub fn given_up(
         &mut self,
         topic: &str,
-        now: impl FnOnce() -> Instant,
+        now: Instant,
         suffices: impl FnOnce(u32) -> bool,
     ) -> Option<Error> {
         if self.given_up.is_empty() {
             return None;
         }
         let GivenUp { error, spell } = self.given_up.get_mut(topic)?;
-        let now = now();
         let is_over = match spell {
             Window::Once => return self.given_up.remove(topic).map(|given_up| given_up.error),
             Window::For(_) => false,
@@ -670,22 +669,22 @@ mod tests {
         for (seconds, is_given_up) in [(100, true), (1, true), (1, false), (1, false)] {
             now += seconds * SECOND;
             assert_eq!(
-                topics.given_up("orders", || now, |_| true).is_some(),
+                topics.given_up("orders", now, |_| true).is_some(),
                 is_given_up
             );
         }
         topics.give_up_next("orders", error.clone());
         assert!(
-            topics.given_up("orders", || now, |_| true).is_some()
-                && topics.given_up("orders", || now, |_| true).is_none()
+            topics.given_up("orders", now, |_| true).is_some()
+                && topics.given_up("orders", now, |_| true).is_none()
         );
         topics.give_up("orders", error, 2 * SECOND);
         assert!(
             topics
-                .given_up("orders", || now, |attempts| attempts > 1)
+                .given_up("orders", now, |attempts| attempts > 1)
                 .is_none()
         );
-        assert!(topics.given_up("orders", || now, |_| true).is_none());
+        assert!(topics.given_up("orders", now, |_| true).is_none());
     }
 
     #[test]

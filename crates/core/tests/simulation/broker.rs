@@ -1,7 +1,7 @@
 //! A model of one topic of three partitions, and of two producers on it: a gapless one, and one of
 //! a bus that refuses each record for itself.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,17 @@ use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
+use super::world::epoch;
+
 const PARTITIONS: usize = 3;
 /// Records one producer's queue holds.
 const QUEUE: usize = 5;
 /// Records that may be on their way to a bus that refuses each.
 const SENT: usize = 3;
+/// Records that a broker takes or refuses together.
+const BATCH: usize = 3;
+/// The topic of dead letters.
+pub(super) const LETTERS: &str = "dead";
 
 /// One event as it stands in the log: aggregate and version.
 pub(super) type Logged = (u8, u64);
@@ -25,23 +31,51 @@ pub(super) type Logged = (u8, u64);
 #[derive(Debug, Default)]
 pub(super) struct Broker {
     log: [Vec<Logged>; PARTITIONS],
-    queues: [VecDeque<(Ticket, Logged)>; PARTITIONS],
+    queues: [VecDeque<Queued>; PARTITIONS],
+    /// The record that was sent apart from others.
+    apart: Option<Ticket>,
     /// No broker takes anything while it is down.
     pub(super) down: bool,
     /// Times the queue was full.
     pub(super) full: u64,
-    /// Records that were refused for themselves.
-    pub(super) refused: u64,
+    /// Events that were refused for themselves: no others may be given up.
+    pub(super) refused: BTreeSet<Logged>,
+    /// Events whose dead letters were taken.
+    pub(super) letters: BTreeSet<Logged>,
+    /// Times that a batch was refused for one of its records.
+    pub(super) batches_refused: u64,
+    /// Times that the producer went on after a refusal.
+    pub(super) refused_alone: u64,
+    /// Times that nothing was taken, because the broker is down.
+    pub(super) held_up: u64,
     /// What was offered for each event.
     offered: HashMap<Logged, OwnedRecord>,
     /// Events that are refused until somebody mends the cause.
-    pub(super) unfit: HashSet<Logged>,
+    pub(super) unfit: BTreeSet<Logged>,
     /// What the producer is told next.
     pub(super) told: Vec<Delivery>,
     /// How much of each log is committed, where producers have transactions.
     committed: Option<[usize; PARTITIONS]>,
     /// Where the bus refuses each record for itself.
     lanes: Option<LaneBus>,
+}
+
+/// A record on its way.
+#[derive(Debug, Clone, Copy)]
+struct Queued {
+    ticket: Ticket,
+    event: Logged,
+    is_letter: bool,
+}
+
+impl Queued {
+    fn of(record: &Record<'_>, ticket: Ticket) -> Queued {
+        Queued {
+            ticket,
+            event: logged(record),
+            is_letter: record.topic == LETTERS,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -81,6 +115,11 @@ impl LaneBus {
     }
 }
 
+/// Whether an unfit event is refused by the broker, and not by its client.
+fn is_late((aggregate, version): Logged) -> bool {
+    (u64::from(aggregate) + version).is_multiple_of(2)
+}
+
 fn logged(record: &Record<'_>) -> Logged {
     let text = |bytes: Option<&[u8]>| std::str::from_utf8(bytes.unwrap()).unwrap().to_owned();
     (
@@ -107,7 +146,7 @@ impl Broker {
     /// With a bus that refuses each record for itself.
     pub(super) fn with_lanes() -> Broker {
         Broker {
-            lanes: Some(LaneBus::new(Instant::now())),
+            lanes: Some(LaneBus::new(epoch())),
             ..Broker::default()
         }
     }
@@ -120,15 +159,36 @@ impl Broker {
 
     /// Nobody knows whether it was taken.
     fn may_append(&mut self, attempt: &Attempt, random: &mut fastrand::Rng) {
-        let is_fit = !self.unfit.contains(&attempt.record.with_record(logged));
-        if is_fit && random.bool() {
+        let is_taken = random.bool();
+        if !self.is_unfit(attempt) && is_taken {
             self.append(attempt);
         }
     }
 
+    fn is_unfit(&self, attempt: &Attempt) -> bool {
+        let is_letter = attempt.record.topic == LETTERS;
+        !is_letter && self.unfit.contains(&attempt.record.with_record(logged))
+    }
+
     fn append(&mut self, attempt: &Attempt) {
-        let logged = attempt.record.with_record(logged);
-        self.log[usize::from(logged.0) % PARTITIONS].push(logged);
+        let ticket = Ticket(0);
+        let queued = attempt
+            .record
+            .with_record(|record| Queued::of(record, ticket));
+        self.land(queued);
+    }
+
+    /// A record is in the log from now on.
+    fn land(
+        &mut self,
+        Queued {
+            event, is_letter, ..
+        }: Queued,
+    ) {
+        if is_letter {
+            self.letters.insert(event);
+        }
+        self.log[usize::from(event.0) % PARTITIONS].push(event);
     }
 
     pub(super) fn is_transactional(&self) -> bool {
@@ -137,13 +197,17 @@ impl Broker {
 
     /// Everything that was sent arrives, and becomes visible.
     pub(super) fn commit(&mut self) {
-        if let Some(committed) = &mut self.committed {
-            for ((queue, log), committed) in
-                self.queues.iter_mut().zip(&mut self.log).zip(committed)
+        if self.committed.is_some() {
+            for queued in self
+                .queues
+                .each_mut()
+                .map(std::mem::take)
+                .into_iter()
+                .flatten()
             {
-                log.extend(queue.drain(..).map(|(_, logged)| logged));
-                *committed = log.len();
+                self.land(queued);
             }
+            self.committed = Some(self.log.each_ref().map(Vec::len));
         }
     }
 
@@ -197,26 +261,75 @@ impl Broker {
         }
     }
 
-    /// The broker takes the oldest record of a partition and says so.
-    pub(super) fn ack_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
+    /// The broker takes the oldest record of a partition, or refuses the batch that it is in, and
+    /// says so.
+    pub(super) fn ack_one(&mut self, random: &mut fastrand::Rng) -> Vec<Delivery> {
         let partition = random.usize(0..PARTITIONS);
+        let is_split = random.bool();
         if self.down {
-            return None;
+            self.held_up += u64::from(!self.is_empty());
+            return Vec::new();
         }
         if let Some(bus) = &mut self.lanes {
-            let attempt = bus.take_one(random)?;
-            if self.unfit.contains(&attempt.record.with_record(logged)) {
-                self.refused += 1;
-                let error = unfit();
-                return bus.ended(&attempt, Outcome::Refused { error, after: None });
+            let Some(attempt) = bus.take_one(random) else {
+                return Vec::new();
+            };
+            let is_unfit = self.is_unfit(&attempt);
+            let outcome = match is_unfit {
+                true => Outcome::Refused {
+                    error: unfit(),
+                    after: None,
+                },
+                false => Outcome::Acked,
+            };
+            if is_unfit {
+                self.refused.insert(attempt.record.with_record(logged));
+                self.refused_alone += 1;
+            } else {
+                self.append(&attempt);
             }
-            let told = bus.ended(&attempt, Outcome::Acked);
-            self.append(&attempt);
-            return told;
+            let bus = self.lanes.as_mut().unwrap();
+            return bus.ended(&attempt, outcome).into_iter().collect();
         }
-        let (ticket, logged) = self.queues[partition].pop_front()?;
-        self.log[partition].push(logged);
-        Some(Delivery::Acked(ticket))
+        let queue = &self.queues[partition];
+        let is_unfit = |it: &Queued| !it.is_letter && self.unfit.contains(&it.event);
+        let unfit = queue.iter().take(BATCH).position(is_unfit);
+        match unfit {
+            Some(at) if at == 0 || !is_split => return self.refuse_batch(partition, at, random),
+            Some(_) | None => {}
+        }
+        let Some(queued) = self.queues[partition].pop_front() else {
+            return Vec::new();
+        };
+        self.land(queued);
+        vec![Delivery::Acked(queued.ticket)]
+    }
+
+    /// A broker says the same of each record of a batch, and the producer is finished, unless the
+    /// record was sent apart.
+    fn refuse_batch(
+        &mut self,
+        partition: usize,
+        unfit_at: usize,
+        random: &mut fastrand::Rng,
+    ) -> Vec<Delivery> {
+        let queue = &mut self.queues[partition];
+        let size = random.usize(unfit_at + 1..=BATCH.max(unfit_at + 1));
+        let goes_on = random.bool();
+        let queued: Vec<Queued> = queue.drain(..).collect();
+        self.refused.insert(queued[unfit_at].event);
+        let is_apart = self.apart == Some(queued[unfit_at].ticket);
+        if is_apart && goes_on {
+            self.refused_alone += 1;
+            return vec![Delivery::Refused(queued[0].ticket, unfit())];
+        }
+        self.batches_refused += u64::from(size > 1 && queued.len() > 1);
+        // Gapless: what lies behind does not arrive either.
+        // Dead letters are in another topic.
+        let batch = queued.iter().take(size).filter(|it| !it.is_letter);
+        batch
+            .map(|it| Delivery::Failed(it.ticket, unfit()))
+            .collect()
     }
 
     /// The oldest record of a partition fails, and with it the producer: nobody can tell whether it
@@ -226,15 +339,16 @@ impl Broker {
             return self.refuse_one(random);
         }
         let partition = random.usize(0..PARTITIONS);
-        let (ticket, logged) = self.queues[partition].pop_front()?;
-        if random.bool() {
-            self.log[partition].push(logged);
+        let queued = self.queues[partition].pop_front()?;
+        let is_unfit = !queued.is_letter && self.unfit.contains(&queued.event);
+        if random.bool() && !is_unfit {
+            self.land(queued);
         } else {
             // Gapless: what lies behind a record that did not arrive does not arrive either.
             self.queues[partition].clear();
         }
         Some(Delivery::Failed(
-            ticket,
+            queued.ticket,
             Error::new(Kind::BusUnreachable, "the model failed it"),
         ))
     }
@@ -258,7 +372,17 @@ impl Broker {
             return told;
         }
         let kind = random.choice([Kind::Record, Kind::TopicRefused, Kind::BusUnreachable])?;
-        self.refused += 1;
+        // A dead letter that is refused for good ends the relay.
+        let is_letter = attempt.record.topic == LETTERS;
+        let kind = if is_letter {
+            Kind::BusUnreachable
+        } else {
+            kind
+        };
+        if kind != Kind::BusUnreachable {
+            self.refused.insert(attempt.record.with_record(logged));
+        }
+        self.refused_alone += 1;
         let after = random.bool().then_some(Duration::from_secs(2));
         let error = Error::new(kind, "the model refuses it");
         bus.ended(&attempt, Outcome::Refused { error, after })
@@ -266,14 +390,20 @@ impl Broker {
 
     /// The producer is gone: what was on the wire may still land, in order.
     pub(super) fn producer_gone(&mut self, random: &mut fastrand::Rng) {
-        for (queue, log) in self.queues.iter_mut().zip(&mut self.log) {
-            let landed = if self.down {
-                0
-            } else {
-                random.usize(0..=queue.len())
-            };
-            log.extend(queue.drain(..).take(landed).map(|(_, logged)| logged));
+        let is_unfit =
+            |it: &Queued, unfit: &BTreeSet<Logged>| !it.is_letter && unfit.contains(&it.event);
+        for partition in 0..PARTITIONS {
+            let queue = std::mem::take(&mut self.queues[partition]);
+            let landed = random.usize(0..=queue.len());
+            let landed = if self.down { 0 } else { landed };
+            for queued in queue.into_iter().take(landed) {
+                if is_unfit(&queued, &self.unfit) {
+                    break;
+                }
+                self.land(queued);
+            }
         }
+        self.apart = None;
         self.abort();
         if let Some(bus) = &mut self.lanes {
             let gone = std::mem::replace(bus, LaneBus::new(bus.now));
@@ -301,16 +431,27 @@ impl Sink for Producer {
             broker.full += u64::from(taken.is_err());
             return taken;
         }
-        let logged = logged(record);
-        if broker.unfit.contains(&logged) {
+        let queued = Queued::of(record, ticket);
+        let event = queued.event;
+        if broker.unfit.contains(&event) && !queued.is_letter && !is_late(event) {
+            broker.refused.insert(event);
+            broker.refused_alone += 1;
             return Err(EnqueueError::Refused(unfit()));
         }
-        broker.offered.insert(logged, OwnedRecord::of(record));
+        if !queued.is_letter {
+            broker.offered.insert(event, OwnedRecord::of(record));
+        }
         if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;
             return Err(EnqueueError::Full);
         }
-        broker.queues[usize::from(logged.0) % PARTITIONS].push_back((ticket, logged));
+        broker.queues[usize::from(event.0) % PARTITIONS].push_back(queued);
+        Ok(())
+    }
+
+    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.enqueue(record, ticket)?;
+        self.0.lock().unwrap().apart = Some(ticket);
         Ok(())
     }
 
@@ -326,7 +467,8 @@ impl Sink for Producer {
 
     fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
         let mut broker = self.0.lock().unwrap();
-        broker.lanes.as_mut().unwrap().lanes.withdraw(refused)
+        let bus = broker.lanes.as_mut();
+        bus.map_or_else(Vec::new, |bus| bus.lanes.withdraw(refused))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {

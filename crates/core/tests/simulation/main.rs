@@ -1,8 +1,9 @@
 //! The core under seeded schedules: a model of Postgres, of the bus and of the store, and faults at
 //! any point between.
 //!
-//! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` replays
-//! one, `WALRELAY_SIMULATION_RUNS=n` sets how many are tried.
+//! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` repeats
+//! one, `WALRELAY_SIMULATION_FAULTS` and `WALRELAY_SIMULATION_STEPS` make it smaller, and
+//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried. `docs/reference/proof.md` has figures.
 
 #![expect(
     clippy::unwrap_used,
@@ -15,164 +16,308 @@
 mod broker;
 mod parked;
 mod pgoutput;
+mod plan;
 mod server;
 mod world;
 
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
+use std::sync::Once;
 
-use world::{Faults, World};
+use plan::{Bus, Fault, Faults, Mode, Path, Plan, Promise, Reached};
+use walrelay_core::config::OnError;
+use world::World;
 
 /// Schedules tried in a plain run.
 const RUNS: u64 = 250;
 /// Steps of one schedule before the faults stop and everything has to settle.
 const STEPS: usize = 400;
 
-fn explore(name: &str, faults: Faults, check: impl Fn(&World)) {
-    explore_from(name, |seed| World::new(seed, faults), check);
+type Check = fn(&World);
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Whether it tried so many seeds that each path must be reached.
-fn explore_from(name: &str, begin: impl Fn(u64) -> World, check: impl Fn(&World)) -> bool {
-    let number = |variable: &str| {
-        std::env::var(variable)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
+/// Tries seeds, `runs` of them unless it is told how many, and gives what each reached to `take`.
+fn explore(
+    name: &str,
+    runs: u64,
+    plan: impl Fn(u64) -> (Mode, Faults),
+    check: Check,
+    mut take: impl FnMut(Mode, &Reached),
+) {
     let seeds = match number("WALRELAY_SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("WALRELAY_SIMULATION_RUNS").unwrap_or(RUNS),
+        None => 0..number("WALRELAY_SIMULATION_RUNS").unwrap_or(runs),
     };
-    let is_many = seeds.clone().count() as u64 >= RUNS;
+    let faults = std::env::var("WALRELAY_SIMULATION_FAULTS").ok();
+    let steps = number("WALRELAY_SIMULATION_STEPS").map(|steps| usize::try_from(steps).unwrap());
     for seed in seeds {
-        let run = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            // Waits are shortened at random.
-            fastrand::seed(seed);
-            let mut world = begin(seed);
-            for _ in 0..STEPS {
-                world.step();
-            }
-            world.settle();
-            world.check_delivery();
-            check(&world);
-        }));
-        if let Err(panic) = run {
-            let what = panic.downcast_ref::<String>().map(String::as_str);
-            let what = what
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("a panic");
-            panic!("{name}: {what}\nreplay with WALRELAY_SIMULATION_SEED={seed}");
+        let (mode, kinds) = plan(seed);
+        let plan = Plan {
+            seed,
+            mode,
+            faults: faults.as_deref().map_or(kinds, Faults::parse),
+            steps: steps.unwrap_or(STEPS),
+        };
+        match run(&plan, check) {
+            Ok(reached) => take(mode, &reached),
+            Err(_) => fail(name, &plan, check),
         }
     }
-    is_many
 }
+
+/// Whether so many seeds are tried that each path must be taken.
+fn is_thorough(runs: u64) -> bool {
+    number("WALRELAY_SIMULATION_SEED").is_none()
+        && number("WALRELAY_SIMULATION_RUNS").is_none_or(|number| number >= runs)
+}
+
+thread_local! {
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a schedule. The error is the panic, and the last steps.
+fn run(plan: &Plan, check: Check) -> Result<Reached, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !IS_QUIET.get() {
+                before(info);
+            }
+        }));
+    });
+    let mut world = World::new(plan);
+    IS_QUIET.set(true);
+    let run = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        for _ in 0..plan.steps {
+            world.step();
+        }
+        world.settle();
+        world.check_delivery();
+        check(&world);
+    }));
+    IS_QUIET.set(false);
+    run.map(|()| world.reached()).map_err(|panic| {
+        let what = panic.downcast_ref::<String>().map(String::as_str);
+        let what = what.or_else(|| panic.downcast_ref::<&str>().copied());
+        format!("{}\n{}", what.unwrap_or("a panic"), world.last_steps())
+    })
+}
+
+/// Says how to repeat a failure, with as few kinds of faults and steps as it takes.
+fn fail(name: &str, plan: &Plan, check: Check) -> ! {
+    let small = plan.shrunk(|plan| run(plan, check).is_err());
+    let what = run(&small, check).expect_err("it fails each time");
+    let Plan {
+        seed,
+        mode,
+        faults,
+        steps,
+    } = small;
+    panic!(
+        "{name} ({mode}): {what}\nrepeat with WALRELAY_SIMULATION_SEED={seed} \
+         WALRELAY_SIMULATION_FAULTS={faults} WALRELAY_SIMULATION_STEPS={steps}"
+    );
+}
+
+/// The same, and each of `paths` is taken.
+fn explore_reaching(name: &str, plan: impl Fn(u64) -> (Mode, Faults), paths: &[Path]) {
+    let mut sum = Reached::default();
+    explore(name, RUNS, plan, |_| {}, |_, reached| sum.add(reached));
+    let lacks = sum.lacks(paths);
+    let is_enough = lacks.is_empty() || !is_thorough(RUNS);
+    assert!(is_enough, "{name} never reached {lacks:?}: {sum:?}");
+}
+
+/// The same, and no event is there twice.
+fn explore_without_duplicates(name: &str, mode: Mode, faults: &Faults) {
+    let plan = |_| (mode, faults.clone());
+    explore(name, RUNS, plan, has_no_duplicates, |_, _| {});
+}
+
+fn has_no_duplicates(world: &World) {
+    assert_eq!(world.duplicates(), 0, "an event is there twice");
+}
+
+const GAPLESS: Mode = Mode::new(Bus::Gapless, OnError::Stop);
 
 #[test]
 fn nothing_is_lost_or_reordered_whatever_fails() {
-    explore("every fault", Faults::ALL, |_| {});
+    let paths = [
+        Path::ResumedInsideATransaction,
+        Path::RestartedInsideATransaction,
+        Path::QueueFull,
+        Path::BytesFull,
+        Path::SlotWentBack,
+        Path::SharedId,
+        Path::EarlierName,
+        Path::Snapshot,
+    ];
+    let faults = || Faults::all().without(Fault::Refusal);
+    explore_reaching("every fault", |_| (GAPLESS, faults()), &paths);
 }
 
 #[test]
 fn without_faults_every_event_is_delivered_once() {
-    explore("no fault", Faults::NONE, |world| {
-        assert_eq!(world.duplicates(), 0, "duplicates without a fault")
-    });
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let mode = Mode::new(bus, OnError::Stop);
+        explore_without_duplicates("no fault", mode, &Faults::of(&[]));
+    }
 }
 
 #[test]
 fn lost_connections_and_crashed_servers_cause_no_duplicates() {
-    let faults = Faults {
-        disconnect: true,
-        server_crash: true,
-        ..Faults::NONE
-    };
-    explore("server faults", faults, |world| {
-        assert_eq!(
-            world.duplicates(),
-            0,
-            "the relay lived, and sent something twice"
-        );
-    });
+    let faults = Faults::of(&[Fault::Disconnect, Fault::ServerCrash]);
+    explore_without_duplicates("server faults", GAPLESS, &faults);
 }
 
 #[test]
 fn committed_together_every_event_is_seen_once_whatever_fails() {
-    let check = |world: &World| assert_eq!(world.duplicates(), 0, "P14: an event is seen twice");
-    explore_from(
-        "exactly once",
-        |seed| World::exactly_once(seed, Faults::ALL),
-        check,
-    );
+    let mode = Mode::new(Bus::Transactional, OnError::Stop);
+    let faults = Faults::all().without(Fault::Refusal);
+    explore_without_duplicates("exactly once", mode, &faults);
 }
 
-/// Every path that `is_all` asks for is reached, where many seeds are tried.
-fn explore_reaching(
-    name: &str,
-    begin: impl Fn(u64) -> World,
-    is_all: impl Fn(&world::Reached) -> bool,
-) {
-    let reached = Cell::new(world::Reached::default());
-    let is_many = explore_from(name, begin, |world| {
-        let mut sum = reached.get();
-        sum.add(world);
-        reached.set(sum);
-    });
-    let reached = reached.into_inner();
-    assert!(
-        !is_many || is_all(&reached),
-        "a path was not reached: {reached:?}"
-    );
+#[test]
+fn an_event_that_is_refused_ends_the_relay_and_none_is_left_out() {
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let mode = Mode::new(bus, OnError::Stop);
+        let plan = |seed| (mode, Faults::some(seed));
+        explore_reaching("stop", plan, &[Path::Stopped]);
+    }
+}
+
+#[test]
+fn events_that_are_refused_are_given_up_and_no_others() {
+    for (on_error, path) in [
+        (OnError::Skip, Path::Skipped),
+        (OnError::DeadLetter, Path::DeadLetter),
+    ] {
+        let mode = Mode::new(Bus::Gapless, on_error);
+        let plan = |seed| (mode, Faults::some(seed));
+        let paths = [path, Path::BatchRefused, Path::RefusedAlone];
+        explore_reaching("given up", plan, &paths);
+    }
 }
 
 #[test]
 fn lanes_keep_the_order_of_each_key_whatever_is_refused() {
-    let begin = |seed| World::on_lanes(seed, Faults::ALL);
-    explore_reaching("lanes", begin, world::Reached::all_of_lanes);
+    for (on_error, path) in [
+        (OnError::Skip, Path::Skipped),
+        (OnError::DeadLetter, Path::DeadLetter),
+    ] {
+        let mode = Mode::new(Bus::Lanes, on_error);
+        let paths = [path, Path::RefusedAlone, Path::QueueFull];
+        explore_reaching("lanes", |_| (mode, Faults::all()), &paths);
+    }
 }
 
 #[test]
 fn events_that_topics_have_do_not_come_again_behind_later_ones() {
-    for parks in [false, true] {
-        let begin = |seed| {
-            let world = match parks {
-                true => World::that_parks(seed, Faults::some(seed), false),
-                false => World::new(seed, Faults::some(seed)),
-            };
-            world.that_reads_tails()
-        };
-        explore_reaching("tails", begin, world::Reached::all_of_tails);
+    for on_error in [OnError::Stop, OnError::Park] {
+        let mode = Mode::new(Bus::Gapless, on_error).that_reads_tails();
+        let plan = |seed| (mode, Faults::some(seed));
+        explore_reaching("tails", plan, &[Path::DeliveredBefore]);
     }
 }
 
 #[test]
 fn parked_events_keep_the_order_of_each_key_whatever_fails() {
-    for lanes in [false, true] {
-        let begin = |seed| World::that_parks(seed, Faults::some(seed), lanes);
-        explore_reaching("parked events", begin, |reached| reached.retried.all());
+    let paths = [
+        Path::Parked,
+        Path::Retried,
+        Path::RetryFailed,
+        Path::Dropped,
+        Path::AskedEarly,
+        Path::Remembered,
+    ];
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let mode = Mode::new(bus, OnError::Park);
+        let plan = |seed| (mode, Faults::some(seed));
+        explore_reaching("parked events", plan, &paths);
     }
 }
 
 #[test]
-fn lanes_without_faults_deliver_every_event_once() {
-    let begin = |seed| World::on_lanes(seed, Faults::NONE);
-    explore_from("lanes", begin, |world| {
-        assert_eq!(world.duplicates(), 0, "duplicates without a fault")
-    });
-}
-
-#[test]
-fn the_rare_paths_are_reached() {
-    let mut reached = world::Reached::default();
-    for seed in 0..200 {
-        let mut world = World::new(seed, Faults::ALL);
-        for _ in 0..STEPS {
-            world.step();
+fn a_schedule_is_its_seed() {
+    for mode in Mode::ALL {
+        for seed in 0..5 {
+            let plan = Plan {
+                seed,
+                mode,
+                faults: Faults::all(),
+                steps: STEPS,
+            };
+            // Each map of the standard library has a hash seed of its own.
+            let [first, second] = [(); 2].map(|()| {
+                let mut world = World::new(&plan);
+                (0..STEPS).for_each(|_| world.step());
+                world.trace()
+            });
+            assert_eq!(first, second, "{mode}, seed {seed}");
         }
-        world.settle();
-        reached.add(&world);
     }
-    assert!(
-        reached.all(),
-        "a path the simulation is for was not reached: {reached:?}"
-    );
+}
+
+/// Modes in turn. With `--nocapture`, what was reached.
+#[test]
+fn each_promise_is_at_stake_under_each_kind_of_fault_in_each_mode() {
+    let modes = Mode::ALL.len() as u64;
+    let plan = |seed: u64| {
+        let mode = Mode::ALL[usize::try_from(seed % modes).unwrap()];
+        (mode, Faults::some(seed))
+    };
+    let check = |world: &World| {
+        if world.is_transactional() {
+            has_no_duplicates(world);
+        }
+    };
+    let mut by_mode = Mode::ALL.map(|mode| (mode, Reached::default()));
+    explore("campaign", RUNS * modes, plan, check, |mode, reached| {
+        let mut sums = by_mode.iter_mut();
+        let (_, sum) = sums.find(|(other, _)| *other == mode).unwrap();
+        sum.add(reached);
+    });
+    let mut total = Reached::default();
+    let mut lacks = Vec::new();
+    for (mode, reached) in &by_mode {
+        println!("\n{mode}: took effect, {:?}", Promise::ALL);
+        for fault in Fault::ALL {
+            let took = reached.faults.get(&fault).copied().unwrap_or_default();
+            let cell = |promise| reached.at_stake.get(&(promise, fault)).copied();
+            let cells = Promise::ALL.map(|promise| cell(promise).unwrap_or_default());
+            println!("{fault:?}: {took}, {cells:?}");
+            let is_lacking = |it: &Promise| cell(*it).is_none() && is_possible(*it, fault, *mode);
+            let lacking = Promise::ALL.into_iter().filter(is_lacking);
+            lacks.extend(lacking.map(|promise| format!("{promise:?} {fault:?} {mode}")));
+        }
+        total.add(reached);
+    }
+    println!("\n{total:?}");
+    let is_enough = lacks.is_empty() || !is_thorough(RUNS * modes);
+    assert!(is_enough, "never at stake: {lacks:?}");
+}
+
+/// Whether a fault can meet a promise in this mode.
+fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
+    let parks = mode.on_error == OnError::Park;
+    let is_made = match fault {
+        // Rows are written to where events are parked.
+        Fault::WriteLost => parks,
+        Fault::Disconnect
+        | Fault::ServerCrash
+        | Fault::DeliveryFailure
+        | Fault::RelayKill
+        | Fault::BrokerDown
+        | Fault::Refusal => true,
+    };
+    let is_promised = match promise {
+        Promise::P13 => parks,
+        Promise::P14 => mode.bus == Bus::Transactional,
+        Promise::P1 | Promise::P2 | Promise::P3 | Promise::P4 | Promise::P12 => true,
+    };
+    is_made && is_promised
 }

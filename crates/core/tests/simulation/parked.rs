@@ -1,7 +1,7 @@
 //! A model of the rows of an outbox and of `walrelay.parked`, of the operator who asks for retries
 //! and drops, and of the session that retries.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use walrelay_core::event::RowId;
 use walrelay_core::parked::{AggregateHead, BEHIND, Batch, ParkedEvent, ParkedRef, ParkedRow};
@@ -10,6 +10,7 @@ use walrelay_core::publisher::parked_index::{RetryMemory, RetryReport};
 use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
 
 use super::broker::Logged;
+use super::plan::{Path, Reached};
 
 /// Of a read of an aggregate's events.
 const BYTES: usize = 1 << 20;
@@ -36,7 +37,7 @@ pub(super) struct Tables {
     rows: BTreeMap<i64, Parked>,
     next_id: i64,
     marked: HashSet<RowId>,
-    pub(super) dropped: HashSet<Logged>,
+    pub(super) dropped: BTreeSet<Logged>,
 }
 
 /// Aggregate and version of an event.
@@ -65,7 +66,7 @@ impl Tables {
         !self.rows.is_empty()
     }
 
-    pub(super) fn parked(&self) -> HashSet<Logged> {
+    pub(super) fn parked(&self) -> BTreeSet<Logged> {
         self.rows.values().map(|row| logged(&row.event)).collect()
     }
 
@@ -182,39 +183,6 @@ impl Tables {
     }
 }
 
-/// How often the paths of parked events were taken.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Retried {
-    pub(super) delivered: u64,
-    pub(super) failed: u64,
-    pub(super) dropped: u64,
-    /// Requests that waited until the position was stored.
-    pub(super) early: u64,
-    /// The bus had it, and the table did not.
-    pub(super) remembered: u64,
-}
-
-impl Retried {
-    pub(super) fn add(&mut self, other: Retried) {
-        self.delivered += other.delivered;
-        self.failed += other.failed;
-        self.dropped += other.dropped;
-        self.early += other.early;
-        self.remembered += other.remembered;
-    }
-
-    pub(super) fn all(&self) -> bool {
-        let counts = [
-            self.delivered,
-            self.failed,
-            self.dropped,
-            self.early,
-            self.remembered,
-        ];
-        counts.iter().all(|count| *count > 0)
-    }
-}
-
 /// A pass of retries: it sends, and writes what became of that.
 #[derive(Debug)]
 pub(super) struct Pass {
@@ -247,14 +215,14 @@ impl Pass {
     pub(super) fn begin(
         tables: &mut Tables,
         stored: Position,
-        reached: &mut Retried,
+        reached: &mut Reached,
     ) -> (Pass, RetryReport) {
         let asked = |row: &&Parked| row.asked == Some(Asked::Drop);
         let mut report = RetryReport::default();
         let mut gone = Vec::new();
         for (id, row) in tables.rows.iter().filter(|(_, row)| asked(row)) {
             if !is_stored(row.event.place, &stored) {
-                reached.early += 1;
+                reached.count(Path::AskedEarly, 1);
                 continue;
             }
             gone.push(*id);
@@ -264,7 +232,7 @@ impl Pass {
             let row = tables.rows.remove(&id).unwrap();
             tables.dropped.insert(logged(&row.event));
             tables.marked.insert(row.event.row);
-            reached.dropped += 1;
+            reached.count(Path::Dropped, 1);
         }
         let pass = Pass {
             stored,
@@ -279,9 +247,10 @@ impl Pass {
     pub(super) fn step(
         &mut self,
         tables: &mut Tables,
-        refused: &HashSet<Logged>,
+        refused: &BTreeSet<Logged>,
         memory: &mut RetryMemory,
-        reached: &mut Retried,
+        reached: &mut Reached,
+        may_fail: bool,
         random: &mut fastrand::Rng,
     ) -> PassStep {
         let Some(walk) = &mut self.walk else {
@@ -298,7 +267,7 @@ impl Pass {
                 return PassStep::default();
             };
             let was_acked = memory.is_acked(first.id, first.event.place);
-            reached.remembered += u64::from(was_acked);
+            reached.count(Path::Remembered, u64::from(was_acked));
             let acked = if was_acked { held.len() } else { 0 };
             self.sent = Some(Sent {
                 held,
@@ -316,7 +285,7 @@ impl Pass {
                 ..PassStep::default()
             };
         }
-        self.settle(tables, memory, reached, random)
+        self.settle(tables, memory, reached, may_fail, random)
     }
 
     /// Writes down what became of the events that were sent.
@@ -324,7 +293,8 @@ impl Pass {
         &mut self,
         tables: &mut Tables,
         memory: &mut RetryMemory,
-        reached: &mut Retried,
+        reached: &mut Reached,
+        may_fail: bool,
         random: &mut fastrand::Rng,
     ) -> PassStep {
         let (Some(Sent { held, acked, .. }), Some(mut walk)) = (self.sent.take(), self.walk.take())
@@ -338,6 +308,7 @@ impl Pass {
             ..Batch::default()
         };
         match random.u8(0..8) {
+            0 | 1 if !may_fail => tables.commit(&batch),
             // A lock is in the way: the walk ends.
             0 => return PassStep::default(),
             // The connection is lost, and nobody knows about the commit: the pass ends.
@@ -353,7 +324,7 @@ impl Pass {
             _ => tables.commit(&batch),
         }
         done.iter().for_each(|held| memory.written(held.id));
-        reached.delivered += done.len() as u64;
+        reached.count(Path::Retried, done.len() as u64);
         // A batch may be refused as a whole.
         let is_certain = held.len() == 1 || random.bool();
         let refused = (acked < held.len()).then_some(is_certain);
@@ -361,7 +332,7 @@ impl Pass {
             WalkStep::Read => self.walk = Some(walk),
             WalkStep::End => {}
             WalkStep::Failed => {
-                reached.failed += 1;
+                reached.count(Path::RetryFailed, 1);
                 let row = tables.rows.get_mut(&held[acked].id).unwrap();
                 row.asked = None;
                 row.is_due = random.bool();
@@ -379,7 +350,11 @@ impl Pass {
     }
 
     /// Its session or its process ends: what is on its way may still land.
-    pub(super) fn gone(self, refused: &HashSet<Logged>, random: &mut fastrand::Rng) -> Vec<Logged> {
+    pub(super) fn gone(
+        self,
+        refused: &BTreeSet<Logged>,
+        random: &mut fastrand::Rng,
+    ) -> Vec<Logged> {
         let Some(Sent {
             held,
             acked,

@@ -3,11 +3,14 @@
 use std::collections::VecDeque;
 
 use walrelay_core::position::Lsn;
+use walrelay_core::snapshot::Snapshot;
 
 use crate::pgoutput;
 
 /// OID of the outbox table in the model.
-const TABLE_OID: u32 = 16_384;
+pub(super) const TABLE_OID: u32 = 16_384;
+/// The first transaction id of the model.
+const FIRST_XID: u64 = 700;
 
 /// Of messages that are events.
 pub(super) const PREFIX: &str = "shop";
@@ -17,6 +20,9 @@ pub(super) const PREFIX: &str = "shop";
 pub(super) struct Transaction {
     pub(super) commit_lsn: Lsn,
     pub(super) end_lsn: Lsn,
+    pub(super) xid: u64,
+    /// Whether its table had another name.
+    is_renamed: bool,
     /// Aggregate and version of each event; the id is their [`id`].
     pub(super) events: Vec<(u8, u64)>,
 }
@@ -34,6 +40,9 @@ pub(super) struct Server {
     pub(super) log: Vec<Transaction>,
     wal: u64,
     versions: [u64; 4],
+    next_xid: u64,
+    /// Transactions that began and did not end.
+    running: Vec<u64>,
     /// What the slot holds in memory, and what a crash leaves of it.
     pub(super) confirmed: Lsn,
     confirmed_on_disk: Lsn,
@@ -43,9 +52,18 @@ pub(super) struct Server {
 #[derive(Debug)]
 struct Connection {
     next: usize,
-    relation_sent: bool,
+    /// What was sent of the table, and whether that had another name.
+    relation: Option<bool>,
     queue: VecDeque<Sent>,
     status: Lsn,
+}
+
+impl Transaction {
+    /// Whether rows of it came under an earlier name of their table.
+    pub(super) fn has_renamed_rows(&self) -> bool {
+        let is_row = |&(aggregate, _): &(u8, u64)| !aggregate.is_multiple_of(3);
+        self.is_renamed && self.events.iter().any(is_row)
+    }
 }
 
 impl Server {
@@ -55,6 +73,8 @@ impl Server {
             log: Vec::new(),
             wal: 1_000,
             versions: [0; 4],
+            next_xid: FIRST_XID,
+            running: Vec::new(),
             confirmed: start,
             confirmed_on_disk: start,
             connection: None,
@@ -73,9 +93,18 @@ impl Server {
             (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
         });
         let events = events.collect();
+        let (begins, ends) = (random.bool(), random.bool());
+        if begins || self.running.is_empty() {
+            self.running.push(self.next_xid);
+            self.next_xid += 1;
+        }
+        // The oldest one that runs, or another.
+        let at = if ends { 0 } else { self.running.len() - 1 };
         self.log.push(Transaction {
             commit_lsn,
             end_lsn: Lsn::new(self.wal),
+            xid: self.running.remove(at),
+            is_renamed: random.u8(0..8) == 0,
             events,
         });
     }
@@ -104,10 +133,19 @@ impl Server {
             .partition_point(|transaction| transaction.end_lsn <= confirmed);
         self.connection = Some(Connection {
             next,
-            relation_sent: false,
+            relation: None,
             queue: VecDeque::new(),
             status: Lsn::ZERO,
         });
+    }
+
+    /// Which transactions had ended by now.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let running = self.running.iter().map(u64::to_string);
+        let running = running.collect::<Vec<_>>().join(",");
+        let xmin = self.running.first().copied().unwrap_or(self.next_xid);
+        let text = format!("{xmin}:{}:{running}", self.next_xid);
+        text.parse().unwrap()
     }
 
     /// The end of the log.
@@ -140,8 +178,11 @@ impl Server {
         }
         let transaction = &self.log[connection.next];
         connection.next += 1;
-        connection.queue = messages(transaction, connection.relation_sent, random);
-        connection.relation_sent |= !transaction.events.is_empty();
+        let is_known = connection.relation == Some(transaction.is_renamed);
+        connection.queue = messages(transaction, is_known, random);
+        if !transaction.events.is_empty() {
+            connection.relation = Some(transaction.is_renamed);
+        }
         connection.queue.pop_front()
     }
 
@@ -182,9 +223,12 @@ fn messages(
     };
     let commit = transaction.commit_lsn.as_u64();
     let end = transaction.end_lsn.as_u64();
-    push(commit, pgoutput::begin(commit, 7));
+    push(
+        commit,
+        pgoutput::begin(commit, u32::try_from(transaction.xid).unwrap()),
+    );
     if !relation_sent && !transaction.events.is_empty() {
-        push(0, relation());
+        push(0, relation(transaction.is_renamed));
     }
     for &(aggregate, version) in &transaction.events {
         let wal_start = random.u64(0..commit);
@@ -209,11 +253,14 @@ fn messages(
     queue
 }
 
-fn relation() -> Vec<u8> {
-    pgoutput::relation(
-        TABLE_OID,
-        &["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25)),
-    )
+fn relation(is_renamed: bool) -> Vec<u8> {
+    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"];
+    let mut body = pgoutput::relation(TABLE_OID, &columns.map(|name| (name, 25)));
+    if is_renamed {
+        let start = b"R0000public\0".len();
+        body[start..start + b"outbox".len()].copy_from_slice(b"former");
+    }
+    body
 }
 
 /// Of two events now and then.

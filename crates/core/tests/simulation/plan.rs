@@ -1,0 +1,273 @@
+//! What a schedule is: its seed, its mode, its kinds of faults, its length; and what it reached.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use walrelay_core::config::OnError;
+
+/// A kind of fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fault {
+    /// The connection to Postgres is lost.
+    Disconnect,
+    /// Postgres is killed, and its slot goes back.
+    ServerCrash,
+    /// A delivery fails, or nobody knows about it.
+    DeliveryFailure,
+    /// The relay is killed with -9.
+    RelayKill,
+    /// The bus takes nothing for a while.
+    BrokerDown,
+    /// The bus refuses some events until somebody mends the cause.
+    Refusal,
+    /// A write to the database fails, or nobody knows about it.
+    WriteLost,
+}
+
+impl Fault {
+    pub(super) const ALL: [Fault; 7] = [
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::DeliveryFailure,
+        Fault::RelayKill,
+        Fault::BrokerDown,
+        Fault::Refusal,
+        Fault::WriteLost,
+    ];
+}
+
+/// Which kinds the dice may choose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Faults(Vec<Fault>);
+
+impl Faults {
+    pub(super) fn of(kinds: &[Fault]) -> Faults {
+        Faults(kinds.to_vec())
+    }
+
+    pub(super) fn all() -> Faults {
+        Faults::of(&Fault::ALL)
+    }
+
+    /// Some kinds, others for each seed: a frequent fault can hide what a rare one does.
+    pub(super) fn some(seed: u64) -> Faults {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let all = Fault::ALL.into_iter();
+        Faults(all.filter(|_| random.bool()).collect())
+    }
+
+    pub(super) fn has(&self, fault: Fault) -> bool {
+        self.0.contains(&fault)
+    }
+
+    pub(super) fn without(&self, fault: Fault) -> Faults {
+        let others = self.0.iter().copied().filter(|other| *other != fault);
+        Faults(others.collect())
+    }
+
+    /// As `WALRELAY_SIMULATION_FAULTS` has it.
+    pub(super) fn parse(text: &str) -> Faults {
+        let is_named = |fault: &Fault| text.split(',').any(|name| name == format!("{fault:?}"));
+        Faults(Fault::ALL.into_iter().filter(is_named).collect())
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.0.iter().map(|fault| format!("{fault:?}"));
+        f.write_str(&names.collect::<Vec<_>>().join(","))
+    }
+}
+
+/// What the producer is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bus {
+    /// One failure finishes it.
+    Gapless,
+    /// The same, and events and position are committed together.
+    Transactional,
+    /// The bus refuses each record for itself.
+    Lanes,
+}
+
+/// What a relay is configured to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mode {
+    pub(super) bus: Bus,
+    /// Where events are parked, rows are marked, too.
+    pub(super) on_error: OnError,
+    /// Whether a process that begins looks for what topics have.
+    pub(super) reads_tails: bool,
+}
+
+impl Mode {
+    pub(super) const fn new(bus: Bus, on_error: OnError) -> Mode {
+        Mode {
+            bus,
+            on_error,
+            reads_tails: false,
+        }
+    }
+
+    pub(super) const fn that_reads_tails(self) -> Mode {
+        Mode {
+            reads_tails: true,
+            ..self
+        }
+    }
+
+    /// All that the core has.
+    pub(super) const ALL: [Mode; 11] = [
+        Mode::new(Bus::Gapless, OnError::Stop),
+        Mode::new(Bus::Gapless, OnError::Skip),
+        Mode::new(Bus::Gapless, OnError::DeadLetter),
+        Mode::new(Bus::Gapless, OnError::Park),
+        Mode::new(Bus::Gapless, OnError::Stop).that_reads_tails(),
+        Mode::new(Bus::Gapless, OnError::Park).that_reads_tails(),
+        Mode::new(Bus::Transactional, OnError::Stop),
+        Mode::new(Bus::Lanes, OnError::Stop),
+        Mode::new(Bus::Lanes, OnError::Skip),
+        Mode::new(Bus::Lanes, OnError::DeadLetter),
+        Mode::new(Bus::Lanes, OnError::Park),
+    ];
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mode { bus, on_error, .. } = self;
+        let tails = if self.reads_tails { ", tails" } else { "" };
+        write!(f, "{bus:?}, {on_error:?}{tails}")
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) mode: Mode,
+    pub(super) faults: Faults,
+    /// Steps before the faults stop and everything has to settle.
+    pub(super) steps: usize,
+}
+
+impl Plan {
+    /// The smallest plan like it that still `fails`: with fewer kinds of faults, then with fewer
+    /// steps.
+    pub(super) fn shrunk(&self, fails: impl Fn(&Plan) -> bool) -> Plan {
+        let mut plan = self.clone();
+        for fault in Fault::ALL {
+            let less = Plan {
+                faults: plan.faults.without(fault),
+                ..plan.clone()
+            };
+            if less.faults != plan.faults && fails(&less) {
+                plan = less;
+            }
+        }
+        let mut cut = plan.steps / 2;
+        while cut > 0 {
+            let less = Plan {
+                steps: plan.steps - cut.min(plan.steps),
+                ..plan.clone()
+            };
+            if less.steps < plan.steps && fails(&less) {
+                plan = less;
+            } else {
+                cut /= 2;
+            }
+        }
+        plan
+    }
+}
+
+/// A path that few schedules take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Path {
+    ResumedInsideATransaction,
+    RestartedInsideATransaction,
+    QueueFull,
+    BytesFull,
+    SlotWentBack,
+    SharedId,
+    EarlierName,
+    /// A snapshot says which rows are published.
+    Snapshot,
+    /// Events that the topic had, and were not published again.
+    DeliveredBefore,
+    /// The relay ended at an event, and was started again.
+    Stopped,
+    Skipped,
+    DeadLetter,
+    /// A batch was refused for one of its records.
+    BatchRefused,
+    /// A record was refused, and the producer went on.
+    RefusedAlone,
+    Parked,
+    Retried,
+    RetryFailed,
+    Dropped,
+    /// Requests that waited until the position was stored.
+    AskedEarly,
+    /// The bus had it, and the table did not.
+    Remembered,
+}
+
+/// A promise of the core: see `src/lib.rs` of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Promise {
+    P1,
+    P2,
+    P3,
+    P4,
+    P12,
+    P13,
+    P14,
+}
+
+impl Promise {
+    pub(super) const ALL: [Promise; 7] = [
+        Promise::P1,
+        Promise::P2,
+        Promise::P3,
+        Promise::P4,
+        Promise::P12,
+        Promise::P13,
+        Promise::P14,
+    ];
+}
+
+/// What schedules reached.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Reached {
+    pub(super) steps: u64,
+    pub(super) paths: BTreeMap<Path, u64>,
+    /// Faults that took effect.
+    pub(super) faults: BTreeMap<Fault, u64>,
+    /// Those of them that could have broken the promise.
+    pub(super) at_stake: BTreeMap<(Promise, Fault), u64>,
+}
+
+impl Reached {
+    pub(super) fn count(&mut self, path: Path, times: u64) {
+        *self.paths.entry(path).or_default() += times;
+    }
+
+    pub(super) fn add(&mut self, other: &Reached) {
+        self.steps += other.steps;
+        for (path, times) in &other.paths {
+            self.count(*path, *times);
+        }
+        for (fault, times) in &other.faults {
+            *self.faults.entry(*fault).or_default() += times;
+        }
+        for (cell, times) in &other.at_stake {
+            *self.at_stake.entry(*cell).or_default() += times;
+        }
+    }
+
+    /// Those of `paths` that were not taken.
+    pub(super) fn lacks(&self, paths: &[Path]) -> Vec<Path> {
+        let is_lacking = |path: &Path| self.paths.get(path).is_none_or(|times| *times == 0);
+        paths.iter().copied().filter(is_lacking).collect()
+    }
+}
