@@ -111,13 +111,14 @@ impl Relay {
                     self.give_up().await;
                     Next::Open
                 }
-                Next::StandBy => {
+                Next::StandBy(error) => {
+                    tracing::debug!(%error, "standing by");
                     let stood_by = Box::pin(self.stand_by(stop)).await;
                     self.after(stood_by.map(|()| Ended::Again), stop)?
                 }
                 Next::TryAgain(error) => self.try_again(error, stop).await?,
                 Next::Leave => return self.leave(stop).await,
-                Next::LeaveAtOnce => return self.left(self.producer.is_drained()),
+                Next::LeaveWithoutAcks => return self.left(self.producer.is_drained()),
             };
         }
     }
@@ -142,11 +143,12 @@ impl Relay {
         let error = until_stopped(stop, error.clone(), AnySink::judged(error, &self.config)).await;
         let retry = self.failed(&error)?;
         match retry.producer {
-            ProducerAfter::Stays => {}
-            ProducerAfter::IsReplaced => self.producer.replace(&self.config).await,
-            ProducerAfter::IsEnded => self.retire().await,
+            ProducerAfter::Keep => {}
+            ProducerAfter::Replace => self.producer.replace(&self.config).await,
+            ProducerAfter::End => self.retire().await,
         }
         tokio::select! {
+            biased;
             () = stop.at_least(Stop::Drain) => Ok(Next::Leave),
             () = tokio::time::sleep(retry.wait) => Ok(Next::Open),
         }

@@ -134,7 +134,7 @@ fn the_relay_waits_for_a_postgres_that_is_down() {
     relay.wait_ready();
 }
 
-/// How soon the relay tries again is shown without a server, where it is decided (`walrelay_core::sessions`).
+/// How soon the relay tries again is shown without a server, in `walrelay_core::sessions`.
 #[test]
 fn an_event_after_a_restart_of_postgres_arrives() {
     let postgres = Postgres::private(15, &[]);

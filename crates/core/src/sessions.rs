@@ -1,8 +1,8 @@
 //! Which session comes next, and after which wait.
 //!
-//! A relay has one session after another: it streams from the slot, reads the table, or stands by
-//! while another relay is at work. [`Sessions`] is told how each ended, and says what is next. The
-//! program opens sessions, waits, and logs.
+//! A relay has one session after another: it streams from the slot, or reads the table. In between
+//! it waits, or stands by while another relay is at work. [`Sessions`] is told how each session
+//! ended, and says what is next. The program opens sessions, waits, and logs.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ pub enum Ended {
     Stopped,
     /// Postgres shuts down; it will be back.
     ServerShutDown,
-    /// The task is done, and the next session is of another kind.
+    /// The task is done: the next session opens, which may be of another kind.
     Again,
     /// These rows are to be published again.
     Asked(Vec<RowId>),
@@ -61,34 +61,34 @@ pub enum TableReason {
 pub enum Next {
     /// Open a session.
     Open,
-    /// Drop the slot, then open a session: [`Sessions::slot_dropped`].
+    /// Drop the slot, call [`Sessions::slot_dropped`] if that succeeded, and open a session.
     DropSlot,
-    /// Wait until no other relay is at work.
-    StandBy,
-    /// Try again: [`Sessions::failed`] says after which wait.
+    /// Wait until no other relay is at work; why one seems to be.
+    StandBy(Error),
+    /// Call [`Sessions::failed`] with this error, and wait as long as it says.
     TryAgain(Error),
     /// Wait for acks of what is in flight, and leave.
     Leave,
-    /// Leave without a wait: the producer is finished, and nothing more is acked.
-    LeaveAtOnce,
+    /// Leave: the producer is finished, and nothing more is acked.
+    LeaveWithoutAcks,
 }
 
 /// What becomes of the producer of a session that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProducerAfter {
     /// The next session goes on with it.
-    Stays,
+    Keep,
     /// Another one starts behind the delivered position.
-    IsReplaced,
-    /// The next session gets one of its own. An open transaction is aborted at once: consumers do
-    /// not wait for that session.
-    IsEnded,
+    Replace,
+    /// It ends before the wait, and aborts an open transaction: consumers do not wait for the next
+    /// session, which gets a producer of its own.
+    End,
 }
 
 /// Which records a topic refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Events. Without a wait they are given up from now on.
+    /// Events. Once no attempt is left, they are given up.
     Events,
     /// Dead letters. Nothing else can be done with them, so there is no last attempt.
     DeadLetters,
@@ -103,7 +103,7 @@ pub struct TopicRefusal {
     pub of: Refused,
     /// How often it refused one in a row.
     pub tries: u32,
-    /// Until the next attempt; none after the last one.
+    /// The wait before the next attempt; none if no attempt is left.
     pub wait: Option<Duration>,
 }
 
@@ -123,10 +123,10 @@ pub struct Retry {
     pub topic: Option<TopicRefusal>,
 }
 
-/// The outage that ended with a session.
+/// What preceded a session that is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resumed {
-    /// The last error of it; none where there was no outage.
+    /// The last error; none where the session before ended well.
     pub after: Option<Kind>,
     /// How often it failed in a row.
     pub tries: u32,
@@ -153,14 +153,14 @@ impl Backoff {
     }
 }
 
-/// See the module's documentation.
+/// Knows why the table is read next, and how often sessions failed in a row.
 #[derive(Debug, Default)]
 pub struct Sessions {
     /// Why the table is read next, although there may be a slot.
     table: Option<TableReason>,
     backoff: Backoff,
-    /// The kind of the current outage.
-    outage: Option<Kind>,
+    /// The kind of the last error, until a session is open.
+    told: Option<Kind>,
     /// How often something was learned of events that the broker refuses.
     learned: u64,
 }
@@ -168,17 +168,19 @@ pub struct Sessions {
 impl Sessions {
     /// What follows a session that ended well. `is_stopping`: the relay was told to stop.
     pub fn ended(&mut self, how: Ended, is_stopping: bool) -> Next {
+        if is_stopping {
+            return Next::Leave;
+        }
         match how {
-            Ended::ServerShutDown if !is_stopping => {
+            Ended::Stopped => return Next::Leave,
+            Ended::ServerShutDown => {
                 let error = Error::new(Kind::PostgresUnreachable, "Postgres is shutting down");
                 return Next::TryAgain(error);
             }
-            Ended::Stopped => return Next::Leave,
-            _ if is_stopping => return Next::Leave,
             Ended::OverBudget => return Next::DropSlot,
             Ended::Asked(rows) => self.table = Some(TableReason::Asked(rows)),
             Ended::Held(why) => self.table = Some(TableReason::Poll(why)),
-            Ended::Again | Ended::ServerShutDown => {}
+            Ended::Again => {}
         }
         Next::Open
     }
@@ -190,9 +192,9 @@ impl Sessions {
             return Err(error);
         }
         Ok(match (is_stopping, kind) {
-            (true, kind) if kind.ends_producer() => Next::LeaveAtOnce,
+            (true, kind) if kind.ends_producer() => Next::LeaveWithoutAcks,
             (true, _) => Next::Leave,
-            (false, Kind::SlotActive) => Next::StandBy,
+            (false, Kind::SlotActive) => Next::StandBy(error),
             (false, _) => Next::TryAgain(error),
         })
     }
@@ -229,13 +231,13 @@ impl Sessions {
         Ok(Retry {
             wait: topic.map_or(wait, |topic| topic.wait.unwrap_or_default()),
             tries: self.backoff.tries,
-            is_new: self.outage.replace(kind) != Some(kind),
+            is_new: self.told.replace(kind) != Some(kind),
             producer: if delivery.transactions().is_some() {
-                ProducerAfter::IsEnded
+                ProducerAfter::End
             } else if kind.ends_producer() {
-                ProducerAfter::IsReplaced
+                ProducerAfter::Replace
             } else {
-                ProducerAfter::Stays
+                ProducerAfter::Keep
             },
             topic,
         })
@@ -270,14 +272,9 @@ impl Sessions {
     /// The stream or the table is open.
     pub fn opened(&mut self) -> Resumed {
         Resumed {
-            after: self.outage.take(),
+            after: self.told.take(),
             tries: self.backoff.tries,
         }
-    }
-
-    /// A stream ended that lasted so long; `has_stored`: its position moved.
-    pub fn stream_ended(&mut self, lasted: Duration, has_stored: bool) {
-        self.end_outage(lasted, has_stored);
     }
 
     /// A read of the table ended that lasted so long; `is_done`: without an error.
@@ -285,12 +282,13 @@ impl Sessions {
         if is_done {
             self.table = None;
         }
-        self.end_outage(lasted, is_done);
+        self.stream_ended(lasted, is_done);
     }
 
-    /// The next error begins another outage, where the session was of use.
-    fn end_outage(&mut self, lasted: Duration, is_good: bool) {
-        if is_good || lasted > LASTED {
+    /// A stream ended that lasted so long; `has_stored`: its position moved. After a session of use
+    /// the next error begins another back-off.
+    pub fn stream_ended(&mut self, lasted: Duration, has_stored: bool) {
+        if has_stored || lasted > LASTED {
             self.backoff = Backoff::default();
         }
     }
@@ -478,6 +476,7 @@ mod tests {
         let mut sessions = Sessions::default();
         let next = sessions.ended(Ended::ServerShutDown, false);
         assert!(matches!(next, Next::TryAgain(_)), "{next:?}");
+        assert_eq!(sessions.ended(Ended::ServerShutDown, true), Next::Leave);
     }
 
     #[test]
@@ -486,7 +485,11 @@ mod tests {
         let next = |kind, is_stopping| sessions.interrupted(error(kind), is_stopping).ok();
         let again = |kind| Some(Next::TryAgain(error(kind)));
         for (kind, running, stopping) in [
-            (Kind::SlotActive, Some(Next::StandBy), Some(Next::Leave)),
+            (
+                Kind::SlotActive,
+                Some(Next::StandBy(error(Kind::SlotActive))),
+                Some(Next::Leave),
+            ),
             (
                 Kind::PostgresUnreachable,
                 again(Kind::PostgresUnreachable),
@@ -495,7 +498,7 @@ mod tests {
             (
                 Kind::BusUnreachable,
                 again(Kind::BusUnreachable),
-                Some(Next::LeaveAtOnce),
+                Some(Next::LeaveWithoutAcks),
             ),
             (Kind::SlotUnusable, None, None),
         ] {
@@ -538,7 +541,7 @@ mod tests {
         assert!(fail(&mut sessions).is_new);
         let again = fail(&mut sessions);
         assert_eq!((again.is_new, again.tries), (false, 2));
-        assert_eq!(again.producer, ProducerAfter::Stays);
+        assert_eq!(again.producer, ProducerAfter::Keep);
         let resumed = sessions.opened();
         assert_eq!((resumed.after, resumed.tries), (Some(away.kind()), 2));
         sessions.stream_ended(Duration::ZERO, false);
@@ -556,11 +559,11 @@ mod tests {
         let mut sessions = Sessions::default();
         let gone = error(Kind::BusUnreachable);
         let retry = failed(&mut sessions, &gone, &delivery).unwrap();
-        assert_eq!(retry.producer, ProducerAfter::IsReplaced);
+        assert_eq!(retry.producer, ProducerAfter::Replace);
         delivery.guarantee = crate::config::Guarantee::ExactlyOnce;
         let away = error(Kind::PostgresUnreachable);
         let retry = failed(&mut sessions, &away, &delivery).unwrap();
-        assert_eq!(retry.producer, ProducerAfter::IsEnded);
+        assert_eq!(retry.producer, ProducerAfter::End);
     }
 
     #[test]

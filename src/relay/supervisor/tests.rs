@@ -203,8 +203,8 @@ fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
     let (_stopper, stop) = stop_channel();
     match relay.after(Err(error.clone()), &stop)? {
         Next::TryAgain(error) => Ok(relay.failed(&error)?.wait),
-        Next::StandBy => Ok(Duration::ZERO),
-        next @ (Next::Open | Next::DropSlot | Next::Leave | Next::LeaveAtOnce) => {
+        Next::StandBy(_) => Ok(Duration::ZERO),
+        next @ (Next::Open | Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks) => {
             panic!("{next:?}")
         }
     }
@@ -620,6 +620,20 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
             ended.is_none_or(|ended| ended.what_to_do().unwrap().contains("mend it")),
             "{kind:?}"
         );
+    }
+}
+
+/// P10.
+#[tokio::test(start_paused = true)]
+async fn a_stop_during_a_retry_opens_no_other_session() {
+    let mut relay = relay("skip");
+    relay.config.delivery.retry.attempts = 0;
+    let refused = Error::new(Kind::TopicRefused, "no right to write").of_topic(TOPIC);
+    let (stopper, mut stop) = stop_channel();
+    stopper.ask(Stop::Drain);
+    for _ in 0..LIVES {
+        let next = relay.try_again(refused.clone(), &mut stop).await;
+        assert_eq!(next, Ok(Next::Leave));
     }
 }
 
