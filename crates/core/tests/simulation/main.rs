@@ -29,7 +29,7 @@ use walrelay_core::config::OnError;
 use world::World;
 
 /// Schedules tried in a plain run.
-const RUNS: u64 = 250;
+const RUNS: u64 = 1_000;
 /// Steps of one schedule before the faults stop and everything has to settle.
 const STEPS: usize = 400;
 
