@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::config::{DeliveryConfig, OnError};
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
-use crate::publisher::quarantine::Quarantine;
+use crate::publisher::quarantine::{Quarantine, Topics};
 
 /// The first wait: a server that is restarted may be back within a second.
 const FIRST: Duration = Duration::from_millis(50);
@@ -145,7 +145,7 @@ impl Backoff {
     /// The wait before the next try after this error: longer each time up to 15 s, of which a
     /// part, at most half, is taken off. `chance`: from 0 to 1, at random.
     fn next_wait(&mut self, error: Kind, chance: f64) -> Duration {
-        let may_restart = matches!(error, Kind::PostgresUnreachable | Kind::SlotActive);
+        let may_restart = error == Kind::PostgresUnreachable;
         let factor = if may_restart { RESTART_FACTOR } else { FACTOR };
         self.full = self.full.mul_f64(factor).clamp(FIRST, LONGEST);
         self.tries = self.tries.saturating_add(1);
@@ -221,13 +221,12 @@ impl Sessions {
         }
         let kind = error.kind();
         let wait = self.backoff.next_wait(kind, chance);
-        let topic = match error.topic() {
-            Some(topic) => {
-                let of = Refused::of(topic, delivery, position_topic);
-                Some(of.after(topic, error, quarantine, delivery, now, chance)?)
-            }
-            None => None,
+        let topics = &mut quarantine.topics;
+        let refused = |topic| {
+            let of = Refused::of(topic, delivery, position_topic);
+            of.after(topic, error, topics, delivery, now, chance)
         };
+        let topic = error.topic().map(refused).transpose()?;
         Ok(Retry {
             wait: topic.map_or(wait, |topic| topic.wait.unwrap_or_default()),
             tries: self.backoff.tries,
@@ -310,7 +309,7 @@ impl Refused {
         self,
         topic: &str,
         error: &Error,
-        quarantine: &mut Quarantine,
+        topics: &mut Topics,
         delivery: &DeliveryConfig,
         now: Instant,
         chance: f64,
@@ -320,7 +319,6 @@ impl Refused {
             Refused::DeadLetters | Refused::Positions => Some(u32::MAX),
         };
         let retry = delivery.retry.within(max_attempts);
-        let topics = &mut quarantine.topics;
         let (tries, wait) = topics.refused(topic, &retry, now, chance);
         if wait.is_none() && self == Refused::Events {
             if delivery.on_error == OnError::Stop {

@@ -105,11 +105,9 @@ impl Waiting {
 
     fn told(&mut self, error: &str) {
         let lower = error.to_ascii_lowercase();
+        let said = head(error);
         if lower.contains(DENIED_SUBSCRIPTION) {
-            let error = Error::new(
-                Kind::BusRefused,
-                format!("NATS refuses the inbox: {}", head(error)),
-            );
+            let error = Error::new(Kind::BusRefused, format!("NATS refuses the inbox: {said}"));
             let remedy = "allow this user to subscribe to _INBOX.>: acks come there";
             self.unusable = Some(error.remedy(remedy));
             self.end();
@@ -117,11 +115,11 @@ impl Waiting {
             let subject = error.split('"').nth(1).unwrap_or_default();
             let denied = self.open.extract_if(|_, open| open.subject == subject);
             for (_, open) in denied {
-                let reply = Reply::Denied(head(error));
+                let reply = Reply::Denied(said.clone());
                 open.reply.send(reply).unwrap_or_default();
             }
         } else {
-            self.error = Some(head(error));
+            self.error = Some(said);
         }
     }
 }

@@ -190,12 +190,15 @@ fn an_event_that_is_refused_ends_the_relay_and_none_is_left_out() {
     }
 }
 
+/// What gives events up, and what that reaches.
+const GIVING_UP: [(OnError, Path); 2] = [
+    (OnError::Skip, Path::Skipped),
+    (OnError::DeadLetter, Path::DeadLetter),
+];
+
 #[test]
 fn events_that_are_refused_are_given_up_and_no_others() {
-    for (on_error, path) in [
-        (OnError::Skip, Path::Skipped),
-        (OnError::DeadLetter, Path::DeadLetter),
-    ] {
+    for (on_error, path) in GIVING_UP {
         let mode = Mode::new(Bus::Gapless, on_error);
         let plan = |seed| (mode, Faults::some(seed));
         let paths = [path, Path::BatchRefused, Path::RefusedAlone];
@@ -205,10 +208,7 @@ fn events_that_are_refused_are_given_up_and_no_others() {
 
 #[test]
 fn lanes_keep_the_order_of_each_key_whatever_is_refused() {
-    for (on_error, path) in [
-        (OnError::Skip, Path::Skipped),
-        (OnError::DeadLetter, Path::DeadLetter),
-    ] {
+    for (on_error, path) in GIVING_UP {
         let mode = Mode::new(Bus::Lanes, on_error);
         let paths = [path, Path::RefusedAlone, Path::QueueFull];
         explore_reaching("lanes", |_| (mode, Faults::all()), &paths);
