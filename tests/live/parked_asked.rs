@@ -165,6 +165,12 @@ fn rows_deleted_from_the_parked_table_by_hand_release_their_aggregates() {
     emit_large(&sql, &world, "a");
     world.emit(&sql, "a");
     emit_large(&sql, &world, "b");
+    eventually(
+        "they are in the table",
+        ARRIVAL,
+        || world.number_parked(),
+        |count| *count == 3,
+    );
     let waiting = || metric(&relay, "walrelay_waiting_events");
     eventually("they wait", ARRIVAL, waiting, |count| *count == 3);
     // As if the session had been lost while what was dropped was committed.
