@@ -75,6 +75,9 @@ pub(crate) struct Asked {
     /// Which sinks the bench of that name measures; all of them, where none is named.
     #[arg(long, value_delimiter = ',')]
     sinks: Vec<String>,
+    /// With how many partitions the bench of that name measures; all of them, where none is named.
+    #[arg(long, value_delimiter = ',')]
+    partitions: Vec<u64>,
     /// Where results are kept between runs.
     #[arg(long, default_value = "target/bench")]
     results: PathBuf,

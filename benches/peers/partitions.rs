@@ -51,6 +51,9 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let rows = asked.rows(ROWS);
     for layout in LAYOUTS {
         let partitions = layout.all_partitions();
+        if !asked.partitions.is_empty() && !asked.partitions.contains(&partitions) {
+            continue;
+        }
         let topics = number(Some(layout.topics as f64), 0);
         let several = if layout.topics == 1 { "" } else { "s" };
         let load = format!(

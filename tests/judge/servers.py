@@ -66,6 +66,8 @@ log.message.timestamp.type=LogAppendTime
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 broker.session.timeout.ms={session}
 broker.heartbeat.interval.ms=500
+# Where the disk is read far ahead, the kernel fills all of a mapped index with zeros.
+log.index.size.max.bytes=262144
 """
 
 

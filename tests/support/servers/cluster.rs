@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::kafka::{ABORTS_MS, LOG, PARTITIONS, copy_formatted, launch, metadata};
+use super::kafka::{ABORTS_MS, INDEX_BYTES, LOG, PARTITIONS, copy_formatted, launch, metadata};
 use super::{free_port, logs_to};
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
@@ -229,7 +229,7 @@ fn configuration(
          transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
          transaction.abort.timed.out.transaction.cleanup.interval.ms={ABORTS_MS}\n\
          broker.session.timeout.ms={SESSION_MS}\nbroker.heartbeat.interval.ms={}\n\
-         replica.lag.time.max.ms=10000\n",
+         replica.lag.time.max.ms=10000\nlog.index.size.max.bytes={INDEX_BYTES}\n",
         SESSION_MS / 4,
         log = log.display()
     )

@@ -32,6 +32,9 @@ const SESSION_MS: u32 = 6000;
 /// The interval at which a broker aborts transactions past their time-out. The default is ten
 /// seconds.
 pub(super) const ABORTS_MS: u32 = 1_000;
+/// A broker maps two indexes of this size for each partition. Where the disk is read far ahead, the
+/// kernel fills all of them with zeros: 16 MiB of the default size at the first record.
+pub(super) const INDEX_BYTES: u32 = 262_144;
 
 /// The number of proxies before the shared broker, and before one of a test's own. Each proxy takes
 /// threads.
@@ -555,7 +558,7 @@ fn configuration(
          transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n\
          transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
          transaction.abort.timed.out.transaction.cleanup.interval.ms={ABORTS_MS}\n\
-         broker.session.timeout.ms={session_ms}\n",
+         broker.session.timeout.ms={session_ms}\nlog.index.size.max.bytes={INDEX_BYTES}\n",
         log = base.join("log").display()
     )
 }
