@@ -125,7 +125,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     ended?;
     args.output.say(format_args!(
         "Dropped {doomed}. Table and stored position are unchanged: if a relay stored a position, \
-         the relay of a later slot {} first publishes the unpublished rows.",
+         the relay of a later slot named {} begins with the unpublished rows.",
         source.slot
     ))
 }
