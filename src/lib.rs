@@ -67,10 +67,12 @@
 //! ## Promises
 //!
 //! Code and tests cite these by number. The first line of each file in `tests/live/` names the
-//! promise that the file tests, or a page of `docs/`: `grep -rl P2 tests/live` lists the tests of
-//! P2. `crates/core/tests/simulation/` tests the core against models of Postgres, buses and parked
-//! events, under faults. `spec/` checks the design: models with all of their states. Tests whose
-//! names begin with `fuzzed_` give parsers hostile inputs (P11).
+//! promise that the file tests, or a page of `docs/`: `grep -rlw P2 tests/live` lists the files of
+//! P2. Each patch in `mutants/` breaks one promise and names a test that must then fail:
+//! `scripts/mutants --list`. `crates/core/tests/simulation/` tests the core against models of
+//! Postgres, buses and parked events, under faults. `spec/` checks the design: models with all of
+//! their states. Tests whose names begin with `fuzzed_` give parsers hostile inputs (P11).
+//! `docs/explanation/architecture.md` names the owner of each promise.
 //!
 //! - **P1, confirm.** The position is the end LSN of a commit, or of a keepalive after that commit,
 //!   plus the number of events delivered from the next transaction. It is never a row's LSN. The

@@ -1,4 +1,4 @@
-//! P12: the ways in which a client logs in to NATS, and rights that change while the relay runs.
+//! P9, P11: the ways in which a client logs in to NATS, and rights that change while the relay runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! P3, P5, P12: what a server refuses, and what it asks for.
+//! P3, P5, P9: what a server refuses, and what it asks for.
 
 use std::io::Read as _;
 use std::net::TcpListener;

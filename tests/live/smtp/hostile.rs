@@ -1,4 +1,4 @@
-//! P1, P3, P12: what rows and servers may try.
+//! P1, P3, P11: what rows and servers may try.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! P12: docs/reference/webhook.md: signatures of Standard Webhooks, which another program verifies.
+//! docs/reference/webhook.md: signatures of Standard Webhooks, which another program verifies.
 
 use std::fs::Permissions;
 use std::io::Write as _;
