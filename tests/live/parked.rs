@@ -254,59 +254,6 @@ fn a_poller_parks_undeliverable_events_and_keeps_their_aggregates_order() {
     waits_and_goes_on(&["--mode", "poll"]);
 }
 
-/// The first event is not in the table, as if it had been delivered before a crash: it comes again
-/// before the parked one, and is refused.
-#[test]
-fn a_refused_event_that_comes_again_is_parked_before_later_events() {
-    let world = small();
-    let sql = world.sql();
-    let parking = parking(&world);
-    let mut relay = parking.clone().killed_at("marked", 0).start();
-    relay.wait_ready();
-    large(&sql, &world, 1);
-    let aggregate = format!("{}-1", world.kind(0));
-    for _ in 0..3 {
-        sql.run(&format!(
-            "select emit('{}', '{aggregate}', 20)",
-            world.kind(0)
-        ));
-    }
-    relay.wait_killed();
-    sql.run("delete from walrelay.parked where class <> 'behind'");
-    assert!(world.number_parked() > 0);
-    let before = sql.text("select string_agg(distinct parked_at::text, ' ') from walrelay.parked");
-
-    let mut relay = parking.start();
-    eventually(
-        "all are parked",
-        ARRIVAL,
-        || world.number_parked(),
-        |count| *count == 4,
-    );
-    assert_eq!(misplaced(&sql), Vec::<String>::new());
-    let after = sql.text("select string_agg(distinct parked_at::text, ' ') from walrelay.parked");
-    assert!(after.contains(&before), "{before} in {after}");
-    world.wait_confirmed(ARRIVAL);
-    topic::alter(
-        &world.brokers,
-        &world.topic(0),
-        &[("max.message.bytes", "1000000")],
-    );
-    command(&world, "retry")
-        .flag("--all")
-        .flag("--yes")
-        .succeed();
-    eventually(
-        "none waits",
-        ARRIVAL,
-        || world.number_parked(),
-        |count| *count == 0,
-    );
-    let findings = world.assert_all_delivered();
-    assert_eq!(findings.duplicates, 0);
-    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-}
-
 #[test]
 fn dropping_a_parked_event_releases_its_aggregate() {
     let world = World::new();

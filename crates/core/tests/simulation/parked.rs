@@ -82,23 +82,6 @@ impl Tables {
         self.marked.contains(row)
     }
 
-    /// Later events of the aggregate get new ids behind it.
-    fn insert(&mut self, parked: Parked) {
-        let at = |row: &Parked| (row.event.place.commit_lsn, row.event.place.index);
-        let is_later = |row: &Parked| row.event.key == parked.event.key && at(row) > at(&parked);
-        let later: Vec<Parked> = self
-            .rows
-            .values()
-            .filter(|row| is_later(row))
-            .cloned()
-            .collect();
-        self.rows.retain(|_, row| !is_later(row));
-        for row in std::iter::once(parked).chain(later) {
-            self.rows.insert(self.next_id, row);
-            self.next_id += 1;
-        }
-    }
-
     /// The transaction of a batch commits.
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.marked.extend(batch.acked.iter().cloned());
@@ -116,7 +99,8 @@ impl Tables {
                 asked: None,
                 is_due: why.is_none() || event.retry_in_ms.is_some(),
             };
-            self.insert(parked);
+            self.rows.insert(self.next_id, parked);
+            self.next_id += 1;
         }
         for id in &batch.unparked {
             self.rows.remove(id);
