@@ -50,7 +50,7 @@ MODES = {
 }
 DISK_SIZE = "3g"
 # Events above it are refused.
-LIMITS = 300, 3_000
+LIMITS = 300, 700
 
 
 class Outstanding:
