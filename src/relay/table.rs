@@ -753,6 +753,7 @@ impl Work<'_> {
         }
         // Transactions that were known to be published and that `until` does not see yet are so
         // still.
+        let also_end = before.as_ref().and_then(|before| before.also_end);
         let also = before
             .into_iter()
             .flat_map(|before| before.also)
@@ -764,6 +765,7 @@ impl Work<'_> {
         };
         stored.published = Some(Published {
             also,
+            also_end,
             copies,
             before: older,
             savepoints,

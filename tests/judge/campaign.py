@@ -3,9 +3,9 @@
 
     scripts/campaign --hours H --seed N [--kinds relay-kill,slot-drop] [--guarantee exactly-once] [--relays 1..3]
 
-Starts a Postgres, a Kafka and relays with a proxy on each of their ways, all on loopback, in a temporary directory that
-stays if something was found. Each round ends with all faults mended, all events delivered and a verdict. Exit code: 0
-sound, 1 a promise is broken or a relay ended by itself, 2 the campaign failed.
+Starts a Postgres, Kafka's brokers and relays with a proxy on each of their ways, all on loopback, in a temporary
+directory that stays if something was found. Each round ends with all faults mended, all events delivered and a verdict.
+Exit code: 0 sound, 1 a promise is broken, a relay ended by itself or grows, 2 the campaign failed.
 """
 
 import argparse
@@ -26,7 +26,8 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from servers import ROOT, START_SECONDS  # noqa: E402: their path comes first
+import measures  # noqa: E402: their path comes first
+from servers import ROOT, START_SECONDS  # noqa: E402
 from world import MODES, World  # noqa: E402
 
 # How many faults of 1,000 are of a kind, where all kinds are there.
@@ -36,14 +37,23 @@ WEIGHTS = {
     "postgres-cut": 90, "postgres-silent": 30, "postgres-slow": 30,
     "kafka-cut": 90, "kafka-silent": 30, "kafka-slow": 30, "broker-kill": 8, "broker-freeze": 15,
     "failover": 15, "slot-drop": 15, "open-transaction": 10, "add-column": 10, "partitions": 2,
+    "broker-stop": 10, "postgres-full": 15, "read-only": 20, "certificate": 15, "topic-limit": 40,
 }
-OF_POSTGRES = "walsender-end", "walsender-freeze", "postgres-restart", "backend-kill", "slot-drop", "add-column"
-# A relay that stood still, or was cut off, may send records once more behind newer ones.
+OF_POSTGRES = (
+    "walsender-end", "walsender-freeze", "postgres-restart", "backend-kill", "slot-drop", "add-column",
+    "postgres-full", "read-only", "certificate",
+)
+OF_BROKERS = "broker-kill", "broker-stop", "broker-freeze", "partitions", "topic-limit"
+# A relay that stood still, or was cut off, may send records once more behind newer ones. One that was sent before a
+# crash, and is refused now, may be parked behind newer ones.
 STALE = {
     "relay-freeze", "walsender-freeze", "postgres-silent", "kafka-cut", "kafka-silent", "kafka-slow", "broker-freeze",
+    "topic-limit",
 }
-# A lone broker that is killed during a commit may lose it (KAFKA-20734).
-NOT_EXACTLY_ONCE = {"broker-kill"}
+# A lone broker that ends during a commit may lose it (KAFKA-20734).
+NOT_EXACTLY_ONCE_ALONE = {"broker-kill", "broker-stop"}
+# Those from which a relay continues in moments.
+OF_SOAK = {"walsender-end", "postgres-cut", "postgres-slow", "kafka-cut", "kafka-slow", "add-column", "certificate"}
 BEHIND_MAX = 20_000
 STALLED_SECONDS = 120
 ENDS_MAX = 20
@@ -72,6 +82,7 @@ class Campaign:
         self.ends = []
         self.broken = {}
         self.last_verdict = {}
+        self.soak = measures.Soak(world) if options.soak else None
         self.log = open(os.path.join(world.folder, "faults.txt"), "a", encoding="utf-8")
         world.on_end = self.on_end
 
@@ -107,8 +118,8 @@ class Campaign:
         if world.standby is not None:
             yield "failover", world.failover, world.postgres, {"postgres"}
         yield "open-transaction", world.open_transaction, world.postgres, {"transaction"}
-        for kind in ("broker-kill", "broker-freeze", "partitions"):
-            yield kind, getattr(world, kind.replace("-", "_")), world.broker, {"broker"}
+        for broker, kind in itertools.product(world.brokers, OF_BROKERS):
+            yield kind, getattr(world, kind.replace("-", "_")), broker, {"broker"}
 
     def fault(self):
         by_kind = collections.defaultdict(list)
@@ -118,7 +129,8 @@ class Campaign:
         if not by_kind:
             return
         kinds = sorted(by_kind)
-        kind = self.chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        each = {kind: self.options.brokers if kind.startswith("broker-") else 1 for kind in kinds}
+        kind = self.chance.choices(kinds, [WEIGHTS[kind] * each[kind] for kind in kinds])[0]
         _, begin, target, names = self.chance.choice(by_kind[kind])
         began = time.monotonic()
         done = begin(target)
@@ -160,6 +172,9 @@ class Campaign:
                 raise RuntimeError(f"{helper.name}: {helper.failure}")
         while self.world.reader.gaps:
             self.stall(*self.world.reader.gaps.popleft())
+        told = self.soak and self.soak.watch()
+        if told:
+            self.say(told)
 
     def stall(self, start, end):
         """Its reason is the last fault before it, or else the first one in it."""
@@ -215,7 +230,7 @@ class Campaign:
     def settle(self):
         """All is mended, and all is delivered; then the judge decides."""
         self.world.is_settling = True
-        end = time.monotonic() + SETTLE_SECONDS
+        end, retry = time.monotonic() + SETTLE_SECONDS, 0
         while self.mends:
             self.mend(at_once=True)
             time.sleep(0.05)
@@ -226,6 +241,9 @@ class Campaign:
             quiet = time.monotonic() - self.world.reader.arrived
             if quiet > (LOST_SECONDS if self.world.outstanding.count() else QUIET_SECONDS):
                 break
+            if self.options.mode == "park" and time.monotonic() > retry:
+                retry = time.monotonic() + 1
+                self.world.retry_parked()
             time.sleep(0.05)
         if self.world.outstanding.count():
             self.say(f"not all was delivered; the last record came {quiet:.0f} s ago")
@@ -261,7 +279,14 @@ class Campaign:
         for name, value in self.last_verdict.items():
             if isinstance(value, int) and name != "sound":
                 print(f"{name:<18}{value:>12,}")
-        print(f"{'relays ended':<18}{len(self.ends):>12,}", flush=True)
+        print(f"{'relays ended':<18}{len(self.ends):>12,}\n")
+        for title, counts in measures.reached(self.world):
+            print(title)
+            for name, count in counts:
+                print(f"  {name:<40}{count:>12,}")
+        if self.soak is not None:
+            print(self.soak)
+        sys.stdout.flush()
 
 
 def arguments():
@@ -273,9 +298,11 @@ def arguments():
     parser.add_argument("--guarantee", choices=["at-least-once", "exactly-once"], default="at-least-once")
     parser.add_argument("--mode", choices=list(MODES), default="slot", help="of the relays")
     parser.add_argument("--relays", type=int, choices=[1, 2, 3], default=2)
+    parser.add_argument("--brokers", type=int, choices=[1, 3], default=1)
     parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=200, help="events a second")
-    parser.add_argument("--pause", type=float, default=0.7, help="mean seconds between faults")
+    parser.add_argument("--rate", type=float, help="events a second; default: 200, of a soak 500")
+    parser.add_argument("--pause", type=float, help="mean seconds between faults; default: 0.7, of a soak 20")
+    parser.add_argument("--soak", action="store_true", help="small faults; tells how the relays grow")
     parser.add_argument("--postgres", type=int, default=15, help="major version")
     parser.add_argument("--round-minutes", type=float, default=10, help="from verdict to verdict")
     parser.add_argument("--report-minutes", type=float, default=2)
@@ -283,12 +310,18 @@ def arguments():
     options = parser.parse_args()
     if options.kinds - set(WEIGHTS):
         parser.error(f"unknown kinds: {', '.join(sorted(options.kinds - set(WEIGHTS)))}")
-    if options.guarantee == "exactly-once" and options.mode == "mark":
-        parser.error("exactly-once does not mark rows")
+    if options.guarantee == "exactly-once" and options.mode in ("mark", "park"):
+        parser.error("exactly-once does not write to rows")
     if options.postgres < 17:
         options.kinds -= {"failover"}
-    if options.guarantee == "exactly-once":
-        options.kinds -= NOT_EXACTLY_ONCE
+    if options.guarantee == "exactly-once" and options.brokers == 1:
+        options.kinds -= NOT_EXACTLY_ONCE_ALONE
+    if options.mode != "park":
+        options.kinds -= {"topic-limit"}
+    if options.soak:
+        options.kinds &= OF_SOAK
+    options.rate = options.rate or (500 if options.soak else 200)
+    options.pause = options.pause or (20 if options.soak else 0.7)
     built = [os.path.join(ROOT, "target", profile, "walrelay") for profile in ("release", "debug")]
     options.binary = options.binary or next((path for path in built if os.path.exists(path)), None)
     if options.binary is None:
@@ -304,7 +337,8 @@ def run(folder, options):
         end = time.monotonic() + options.hours * 3600
         while time.monotonic() < end and not campaign.broken:
             campaign.round(min(end, time.monotonic() + options.round_minutes * 60))
-        return 1 if campaign.broken or campaign.ends else 0
+        grows = campaign.soak is not None and any(grown for *_, grown in campaign.soak.slopes())
+        return 1 if campaign.broken or campaign.ends or grows else 0
     except Found as found:
         campaign.say(str(found))
         return 1
@@ -330,6 +364,7 @@ def main():
         print(f"campaign: {error}", file=sys.stderr)
     finally:
         if code in (0, 130):
+            subprocess.run(["umount", "-l", os.path.join(folder, "disk")], capture_output=True, check=False)
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print(f"kept: {folder}", flush=True)

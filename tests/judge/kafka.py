@@ -13,13 +13,17 @@ import time
 import urllib.parse
 import zlib
 
-FETCH, LIST_TOPICS, CREATE_PARTITIONS = (1, 4), (3, 1), (37, 0)
+FETCH, METADATA, CREATE_PARTITIONS, ALTER_CONFIGS = (1, 4), (3, 1), (37, 0), (44, 0)
+TOPIC, SET, DELETE = 2, 0, 1
 ANSWER_SECONDS = 5
 FETCH_WAIT_MS = 200
 PARTITION_BYTES = 4 << 20
 # Times without a record from here on are kept.
 GAP_SECONDS = 0.5
-OFFSET_OUT_OF_RANGE, GZIP = 1, 1
+OFFSET_OUT_OF_RANGE, NOT_LEADER, GZIP = 1, 6, 1
+
+# Leader is -1 for none; in_sync is a number of replicas.
+Partition = collections.namedtuple("Partition", "leader in_sync")
 
 
 class Bytes:
@@ -99,10 +103,10 @@ class Connection:
             self.socket.close()
             self.socket = None
 
-    def partitions(self):
-        """The number of partitions of each topic."""
-        answer = self.ask(LIST_TOPICS, struct.pack(">i", -1))
-        answer.list(lambda: (answer.number("i"), answer.text(), answer.number("i"), answer.text()))
+    def metadata(self):
+        """The number of brokers, and the partitions of each topic."""
+        answer = self.ask(METADATA, struct.pack(">i", -1))
+        brokers = answer.list(lambda: (answer.number("i"), answer.text(), answer.number("i"), answer.text()))
         answer.number("i")
         topics = {}
 
@@ -110,14 +114,16 @@ class Connection:
             answer.number("h")
             name = answer.text()
             answer.number("b")
-            topics[name] = len(answer.list(partition))
+            topics[name] = dict(answer.list(partition))
 
         def partition():
-            answer.number("h"), answer.number("i"), answer.number("i")
-            answer.list(lambda: answer.number("i")), answer.list(lambda: answer.number("i"))
+            answer.number("h")
+            number, leader = answer.number("i"), answer.number("i")
+            answer.list(lambda: answer.number("i"))
+            return number, Partition(leader, len(answer.list(lambda: answer.number("i"))))
 
         answer.list(topic)
-        return topics
+        return len(brokers), topics
 
     def add_partitions(self, topic, count):
         """Whether the topic has `count` partitions now."""
@@ -126,13 +132,22 @@ class Connection:
         answer.number("i")
         return answer.list(lambda: (answer.text(), answer.number("h"), answer.text()))[0][1] == 0
 
-    def fetch(self, offsets, committed):
+    def limit(self, topic, most_bytes):
+        """Whether the topic has this limit of a batch now; None is the broker's own."""
+        value = struct.pack(">h", -1) if most_bytes is None else text(str(most_bytes))
+        change = text("max.message.bytes") + struct.pack(">b", DELETE if most_bytes is None else SET) + value
+        body = listed([struct.pack(">b", TOPIC) + text(topic) + listed([change])]) + struct.pack(">?", False)
+        answer = self.ask(ALTER_CONFIGS, body)
+        answer.number("i")
+        return answer.list(lambda: answer.number("h")) == [0]
+
+    def fetch(self, offsets, committed, wait_ms=FETCH_WAIT_MS):
         """Of each partition of `offsets`: error, transactions that were aborted, and batches of records."""
         topics = {}
         for (topic, partition), offset in offsets.items():
             wanted = struct.pack(">iqi", partition, offset, PARTITION_BYTES)
             topics.setdefault(topic, []).append(wanted)
-        head = struct.pack(">iiiib", -1, FETCH_WAIT_MS, 1, 8 * PARTITION_BYTES, committed)
+        head = struct.pack(">iiiib", -1, wait_ms, 1, 8 * PARTITION_BYTES, committed)
         answer = self.ask(FETCH, head + listed([text(name) + listed(of) for name, of in topics.items()]))
         answer.number("i")
         fetched = {}
@@ -203,14 +218,19 @@ def digest(data):
 
 
 class Reader(threading.Thread):
-    """Reads all topics with a prefix, from their starts, into a file for the judge. `seen(id)` is told of each."""
+    """Reads all topics with a prefix, from their starts, into a file for the judge. `seen(id)` is told of each.
 
-    def __init__(self, address, prefix, committed, path, seen):
+    `addresses` has those of the brokers 1, 2, and so on.
+    """
+
+    def __init__(self, addresses, prefix, committed, path, seen):
         super().__init__(name="reader", daemon=True)
-        self.connection, self.prefix, self.committed = Connection(address), prefix, committed
+        self.connections = {number: Connection(address) for number, address in enumerate(addresses, 1)}
+        self.prefix, self.committed = prefix, committed
         self.file = open(path, "a", encoding="utf-8")
         self.seen = seen
-        self.offsets = {}
+        self.offsets, self.leaders = {}, {}
+        self.is_new = False
         self.count = 0
         self.arrived = time.monotonic()
         self.gaps = collections.deque()
@@ -221,32 +241,48 @@ class Reader(threading.Thread):
         looked = 0
         while not self.ending.is_set():
             try:
-                if time.monotonic() - looked > 1:
-                    self.look()
+                if time.monotonic() - looked > 1 or not self.is_new:
+                    self.is_new = self.look()
                     looked = time.monotonic()
-                if self.offsets:
-                    self.read()
-                else:
+                if not self.is_new or not self.read():
                     self.ending.wait(0.1)
-            except (OSError, EOFError):
-                self.connection.close()
-                self.ending.wait(0.2)
             except Exception as error:
                 self.failure = error
                 raise
 
     def look(self):
-        for topic, count in self.connection.partitions().items():
-            if topic.startswith(self.prefix):
-                for partition in range(count):
-                    self.offsets.setdefault((topic, partition), 0)
+        """Whether a broker told the leaders. One that fails is asked last from now on."""
+        for number, connection in list(self.connections.items()):
+            try:
+                for topic, partitions in connection.metadata()[1].items():
+                    for partition in partitions if topic.startswith(self.prefix) else ():
+                        self.offsets.setdefault((topic, partition), 0)
+                        self.leaders[topic, partition] = partitions[partition].leader
+                return True
+            except (OSError, EOFError):
+                connection.close()
+                self.connections[number] = self.connections.pop(number)
+        return False
 
     def read(self):
-        for place, (error, aborted, batches) in self.connection.fetch(self.offsets, self.committed).items():
-            if error == OFFSET_OUT_OF_RANGE:
-                raise RuntimeError(f"{place}: the topic ends before offset {self.offsets[place]}, which it had")
-            if error == 0 and batches:
-                self.take(place, list(records(batches, aborted, self.committed)))
+        """Whether all leaders answered."""
+        leaders = set(self.leaders.values()) & set(self.connections)
+        for leader in leaders:
+            offsets = {place: offset for place, offset in self.offsets.items() if self.leaders[place] == leader}
+            try:
+                fetched = self.connections[leader].fetch(offsets, self.committed, FETCH_WAIT_MS // len(leaders))
+            except (OSError, EOFError):
+                self.connections[leader].close()
+                self.is_new = False
+                continue
+            for place, (error, aborted, batches) in fetched.items():
+                if error == OFFSET_OUT_OF_RANGE:
+                    raise RuntimeError(f"{place}: the topic ends before offset {self.offsets[place]}, which it had")
+                if error == NOT_LEADER:
+                    self.is_new = False
+                if error == 0 and batches:
+                    self.take(place, list(records(batches, aborted, self.committed)))
+        return self.is_new and bool(leaders)
 
     def take(self, place, read):
         isolation = "committed" if self.committed else "uncommitted"
@@ -274,7 +310,8 @@ class Reader(threading.Thread):
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
-        self.connection.close()
+        for connection in self.connections.values():
+            connection.close()
 
 
 def number(value):

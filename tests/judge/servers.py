@@ -31,6 +31,18 @@ fsync = off
 restart_after_crash = on
 max_wal_size = 256MB
 """
+TLS_CONF = """
+ssl = on
+"""
+CERTIFICATES_CONF = """
+[req]
+distinguished_name = name
+[name]
+[authority]
+basicConstraints = critical, CA:TRUE
+[server]
+subjectAltName = IP:127.0.0.1
+"""
 # Of a primary that has a standby. The relay gets no event, and no writer an answer, that the standby could lose.
 PRIMARY_CONF = """
 synchronous_standby_names = 'standby'
@@ -44,8 +56,8 @@ sync_replication_slots = on
 """
 BROKER_CONF = """
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
+node.id={node}
+controller.quorum.voters={voters}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=DIRECT
 listeners=DIRECT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}
@@ -56,11 +68,12 @@ num.partitions=3
 auto.create.topics.enable=true
 num.network.threads=1
 num.io.threads=2
-default.replication.factor=1
-offsets.topic.replication.factor=1
+default.replication.factor={replicas}
+min.insync.replicas={in_sync}
+offsets.topic.replication.factor={replicas}
 offsets.topic.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions=1
 log.message.timestamp.type=LogAppendTime
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
@@ -133,17 +146,19 @@ class Server:
 
 
 class Postgres(Server):
-    def __init__(self, folder, major, name="postgres"):
+    def __init__(self, folder, major, name="postgres", authority=None):
         # Postgres does not run as root.
         root = os.geteuid() == 0
         self.user = next((user for user in pwd.getpwall() if root and user.pw_name in ("postgres", "nobody")), None)
         super().__init__(os.path.join(folder, f"{name}.log"), self.user)
+        self.authority = authority
         places = [f"/usr/lib/postgresql/{major}/bin", os.path.join(SERVERS, f"postgres-{major}/bin")]
         self.programs = next((place for place in places if os.path.exists(f"{place}/postgres")), None)
         if self.programs is None:
             raise RuntimeError(f"there is no Postgres {major}: run scripts/prerequisites, or choose another major")
-        self.data, self.port = os.path.join(folder, name), free_port()
+        self.data, self.port = os.path.join(folder, "disk", name), free_port()
         self.url = self.url_at(self.port)
+        self.conf = CLUSTER_CONF + f"port = {self.port}\n" + (TLS_CONF if authority else "")
 
     def create(self):
         os.mkdir(self.data, 0o700)
@@ -152,9 +167,19 @@ class Postgres(Server):
         initdb[0] = f"{self.programs}/initdb"
         with open(self.log, "ab") as log:
             subprocess.run(initdb, check=True, stdout=log, stderr=log, cwd="/", **self.identity)
-        self.write("postgresql.conf", CLUSTER_CONF + f"port = {self.port}\n")
+        self.write("postgresql.conf", self.conf)
+        self.certify()
         self.start()
         self.wait()
+
+    def certify(self):
+        """A new certificate, which counts once Postgres reads it."""
+        if self.authority is not None:
+            made = f"{self.data}/new"
+            self.authority.certify(f"{made}.key", f"{made}.crt")
+            for kind in ("key", "crt"):
+                self.give(f"{made}.{kind}")
+                os.rename(f"{made}.{kind}", f"{self.data}/server.{kind}")
 
     def give(self, path):
         if self.user is not None:
@@ -181,11 +206,11 @@ class Postgres(Server):
             shutil.rmtree(f"{self.data}/pg_replslot/{slot}")
         self.write("backup_label", "\n".join(label) + "\n")
         self.write("standby.signal", "")
-        self.write("postgresql.conf", CLUSTER_CONF + f"port = {self.port}\n" + STANDBY_CONF.format(port=primary.port))
+        self.write("postgresql.conf", self.conf + STANDBY_CONF.format(port=primary.port))
         self.start()
 
-    def url_at(self, port):
-        return f"postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
+    def url_at(self, port, tls="sslmode=disable"):
+        return f"postgres://postgres@127.0.0.1:{port}/postgres?{tls}"
 
     def start(self):
         self.spawn([f"{self.programs}/postgres", "-D", self.data], cwd="/")
@@ -199,9 +224,10 @@ class Postgres(Server):
     def wait(self):
         eventually("Postgres answers", START_SECONDS, self.answers)
 
-    def sql(self, statements):
-        """The lines of the answer; none if it did not come."""
-        command = ["psql", "-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-c", statements, self.url]
+    def sql(self, *statements):
+        """The lines of the answers; none if they did not all come."""
+        command = ["psql", "-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", self.url]
+        command += [argument for each in statements for argument in ("-c", each)]
         try:
             done = subprocess.run(
                 command, capture_output=True, timeout=15, check=False, env={**os.environ, "PGCONNECT_TIMEOUT": "3"},
@@ -211,16 +237,45 @@ class Postgres(Server):
         return done.stdout.decode().splitlines() if done.returncode == 0 else []
 
 
+class Authority:
+    """Makes certificates for 127.0.0.1."""
+
+    def __init__(self, folder):
+        self.key, self.crt = os.path.join(folder, "authority.key"), os.path.join(folder, "authority.crt")
+        self.conf = os.path.join(folder, "certificates.conf")
+        with open(self.conf, "w", encoding="utf-8") as file:
+            file.write(CERTIFICATES_CONF)
+        self.make("authority", self.key, self.crt)
+
+    def certify(self, key, crt):
+        self.make("server", key, crt, "-CA", self.crt, "-CAkey", self.key)
+
+    def make(self, name, key, crt, *by):
+        command = ["openssl", "req", "-config", self.conf, "-x509", "-newkey", "ec", "-pkeyopt"]
+        command += ["ec_paramgen_curve:prime256v1", "-nodes", "-days", "30", "-subj", f"/CN={name}"]
+        command += ["-extensions", name, "-keyout", key, "-out", crt, *by]
+        subprocess.run(command, check=True, capture_output=True)
+
+
 class Broker(Server):
-    def __init__(self, folder, doors, session_ms):
-        super().__init__(os.path.join(folder, "kafka.log"))
+    """One of those with these controllers. A door is a port of its own for each relay, behind a proxy."""
+
+    def __init__(self, folder, number, controllers, doors, session_ms):
+        super().__init__(os.path.join(folder, f"kafka-{number}.log"))
         self.port, self.doors = free_port(), [free_port() for _ in doors]
-        self.log_dir, self.properties = os.path.join(folder, "kafka"), os.path.join(folder, "kafka.properties")
-        shutil.copytree(os.path.join(SERVERS, "kafka/formatted-1"), self.log_dir)
+        self.folder = os.path.join(folder, f"kafka-{number}")
+        self.properties = f"{self.folder}.properties"
+        shutil.copytree(os.path.join(SERVERS, "kafka/formatted-1"), self.folder)
+        # The ids of a node: its number, and sixteen bytes.
+        with open(f"{self.folder}/meta.properties", "w", encoding="utf-8") as file:
+            file.write(f"version=1\ncluster.id=d2FscmVsYXktdGVzdHMtMQ\nnode.id={number}\n")
+            file.write(f"directory.id={str(number) * 21}A\n")
         names = [f"DOOR{number}" for number in range(len(doors))]
         with open(self.properties, "w", encoding="utf-8") as file:
             file.write(BROKER_CONF.format(
-                port=self.port, controller=free_port(), log=self.log_dir, session=session_ms,
+                port=self.port, controller=controllers[number - 1], log=self.folder, session=session_ms, node=number,
+                voters=",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, 1)),
+                replicas=len(controllers), in_sync=min(2, len(controllers)),
                 listeners="".join(f",{name}://127.0.0.1:{port}" for name, port in zip(names, self.doors)),
                 advertised="".join(f",{name}://127.0.0.1:{port}" for name, port in zip(names, doors)),
                 protocols="".join(f",{name}:PLAINTEXT" for name in names),
@@ -233,40 +288,58 @@ class Broker(Server):
             "java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1",
             f"-XX:SharedArchiveFile={libraries}/classes.jsa", f"-Dlog4j2.configurationFile={libraries}/log4j2.xml",
             "-cp", f"{libraries}/libs/*", "kafka.Kafka", self.properties,
-        ], cwd=os.path.dirname(self.log_dir))
+        ], cwd=os.path.dirname(self.folder))
 
-    def answers(self):
-        if self.ended():
-            raise RuntimeError(f"Kafka ended: {self.log}")
+    def kill(self):
+        super().kill()
+        self.process = None
+
+    def ask(self, question, otherwise=None):
+        """The answer, or `otherwise`."""
         connection = Connection(("127.0.0.1", self.port))
         try:
-            connection.partitions()
-            return True
+            return question(connection)
         except (OSError, EOFError):
-            return False
+            return otherwise
         finally:
             connection.close()
 
-    def wait(self):
-        eventually("Kafka answers", START_SECONDS, self.answers)
+    def is_whole(self, brokers):
+        """Whether it answers, and all partitions are on all brokers. Starts it if it was killed."""
+        if self.process is None:
+            self.start()
+        if self.ended():
+            raise RuntimeError(f"Kafka ended: {self.log}")
+        count, topics = self.ask(Connection.metadata, (0, {}))
+        found = [partition for partitions in topics.values() for partition in partitions.values()]
+        return count == brokers and all(of.leader > 0 and of.in_sync == brokers for of in found)
 
 
 class Relay(Server):
     def __init__(self, folder, number, binary, settings):
         super().__init__(os.path.join(folder, f"relay-{number}.log"))
         self.number, self.binary = number, binary
+        self.points = os.path.join(folder, "points.txt")
         self.configuration = os.path.join(folder, f"relay-{number}.toml")
         with open(self.configuration, "w", encoding="utf-8") as file:
             file.write(settings)
         self.is_wanted, self.started = False, 0
 
-    def setup(self):
-        command = [self.binary, "setup", "--config", self.configuration]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=self.environment())
+    def command(self, *command):
+        """The exit code of a command with this configuration; None if it takes too long."""
+        with open(self.log, "ab") as log:
+            command = [self.binary, *command, "--config", self.configuration]
+            try:
+                return subprocess.run(
+                    command, stdout=log, stderr=log, timeout=10, check=False, env=self.environment(),
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return None
 
     def environment(self):
         """Without variables that are settings."""
-        return {name: value for name, value in os.environ.items() if not name.startswith(("WALRELAY_", "PG"))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("WALRELAY_", "PG"))}
+        return {**kept, "FAILPOINTS_REACHED": self.points}
 
     def start(self):
         self.is_wanted, self.started = True, time.monotonic()

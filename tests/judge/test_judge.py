@@ -14,6 +14,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import judge  # noqa: E402: its path comes first
+import measures  # noqa: E402
 
 Done = collections.namedtuple("Done", "returncode stdout stderr")
 
@@ -288,6 +289,24 @@ class Unfit(unittest.TestCase):
         logs.committed(1)
         logs.arrived(1)
         self.assert_unfit(logs, "--guarantee", "exactly-once")
+
+
+class Measures(unittest.TestCase):
+    def test_a_slope(self):
+        chance = random.Random(7)
+        for rise, grows in ((0, False), (-50, False), (0.5, False), (50, True)):
+            samples = [(minute / 60, 100 + rise * minute / 60 + chance.gauss(0, 2)) for minute in range(60)]
+            mean, found, error, told = measures.slope(samples)
+            self.assertAlmostEqual(found, rise, delta=4)
+            self.assertAlmostEqual(mean, 100 + rise / 2, delta=2)
+            self.assertLess(error, 2)
+            self.assertEqual(told, grows, rise)
+
+    def test_a_slope_of_what_never_changes(self):
+        self.assertEqual(measures.slope([(0, 9), (1, 9), (2, 9)]), (9, 0, 0, False))
+
+    def test_the_failpoints_by_name(self):
+        self.assertLessEqual({"received", "confirmed", "owned", "retried", "committing"}, set(measures.points()))
 
 
 if __name__ == "__main__":

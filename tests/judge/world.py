@@ -2,13 +2,16 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
 import time
 
 from kafka import Connection, Reader
-from servers import PRIMARY_CONF, START_SECONDS, Broker, Network, Postgres, Proxy, Relay, eventually, free_port
+from servers import (
+    PRIMARY_CONF, START_SECONDS, Authority, Broker, Network, Postgres, Proxy, Relay, eventually, free_port,
+)
 from writers import KINDS as TOPICS
 from writers import TABLES, Writer
 
@@ -27,21 +30,27 @@ wal_sender_timeout = "3s"
 [outbox]
 table = "public.outbox"
 order_by = "seq"
+retention = "5m"
 {outbox}
 [route]
 topic_prefix = "{prefix}"
 [kafka]
-brokers = "127.0.0.1:{broker}"
+brokers = "{brokers}"
 [delivery]
 guarantee = "{guarantee}"
+{delivery}
 """
-
-# What each mode adds to [slot] and [outbox].
+MARK = """pending = "status = 'PENDING'"\nmark = "status = 'PUBLISHED'\""""
+# What each mode adds to [slot], [outbox] and [delivery].
 MODES = {
-    "slot": {"slot": "", "outbox": ""},
-    "poll": {"slot": 'mode = "poll"', "outbox": ""},
-    "mark": {"slot": "", "outbox": """pending = "status = 'PENDING'"\nmark = "status = 'PUBLISHED'\""""},
+    "slot": {},
+    "poll": {"slot": 'mode = "poll"'},
+    "mark": {"outbox": MARK},
+    "park": {"outbox": MARK, "delivery": 'on_error = "park"'},
 }
+DISK_SIZE = "3g"
+# Events above it are refused.
+LIMITS = 300, 700
 
 
 class Outstanding:
@@ -79,19 +88,39 @@ class World:
         self.chance = random.Random(options.seed)
         self.network = Network()
         self.outstanding = Outstanding()
-        doors = [free_port() for _ in range(options.relays)]
-        self.broker = Broker(folder, doors, 60_000 if options.guarantee == "exactly-once" else 3_000)
-        self.postgres = Postgres(folder, options.postgres)
+        doors = [[free_port() for _ in range(options.brokers)] for _ in range(options.relays)]
+        alone = options.guarantee == "exactly-once" and options.brokers == 1
+        controllers = [free_port() for _ in range(options.brokers)]
+        self.brokers = [
+            Broker(folder, number, controllers, of, 60_000 if alone else 3_000)
+            for number, of in enumerate(zip(*doors), 1)
+        ]
+        self.disk = os.path.join(folder, "disk")
+        os.mkdir(self.disk)
+        if "postgres-full" in options.kinds:
+            try:
+                self.mount("size=" + DISK_SIZE)
+            except (OSError, subprocess.CalledProcessError) as error:
+                print(f"no postgres-full, since a file system cannot be mounted: {error}")
+                options.kinds.discard("postgres-full")
+        self.authority = Authority(folder) if "certificate" in options.kinds else None
+        self.postgres = Postgres(folder, options.postgres, authority=self.authority)
         self.postgres.create()
-        self.broker.wait()
+        eventually("Kafka answers", START_SECONDS, self.brokers_are_whole)
         self.postgres.sql(TABLES)
         self.proxies, self.relays = {}, []
-        for number, door in enumerate(doors):
-            self.add_relay(number, door)
-        self.relays[0].setup()
+        front = Proxy(self.network, free_port(), self.postgres.port, options.seed)
+        self.proxies["writers", 0] = front
+        for number, of in enumerate(doors):
+            self.add_relay(number, of)
+        # For commands of an operator: nothing is wrong with its way.
+        bootstrap = ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
+        self.operator = Relay(folder, "operator", options.binary, self.settings(front.port, bootstrap))
+        if self.operator.command("setup") != 0:
+            raise RuntimeError(f"setup failed: {self.operator.log}")
         self.standby = None
         if "failover" in options.kinds:
-            self.standby = Postgres(folder, options.postgres, "standby")
+            self.standby = Postgres(folder, options.postgres, "standby", self.authority)
             self.add_standby()
             self.postgres.write("postgresql.auto.conf", PRIMARY_CONF)
             self.postgres.sql("select pg_reload_conf()")
@@ -100,10 +129,10 @@ class World:
             relay.start()
         committed = options.guarantee == "exactly-once"
         records = os.path.join(folder, "records.txt")
-        self.reader = Reader(("127.0.0.1", self.broker.port), PREFIX, committed, records, self.outstanding.seen)
+        addresses = [("127.0.0.1", broker.port) for broker in self.brokers]
+        self.reader = Reader(addresses, PREFIX, committed, records, self.outstanding.seen)
         self.reader.start()
-        each, front = options.rate / options.writers, Proxy(self.network, free_port(), self.postgres.port, options.seed)
-        self.proxies["writers", 0] = front
+        each = options.rate / options.writers
         self.writers = [
             Writer(
                 f"w{number}", self.postgres.url_at(front.port), folder, PREFIX, options.seed, each,
@@ -115,15 +144,30 @@ class World:
             writer.start()
         self.columns = 0
 
-    def add_relay(self, number, door):
+    def add_relay(self, number, doors):
         database = Proxy(self.network, free_port(), self.postgres.port, f"{self.options.seed} {number}")
-        bus = Proxy(self.network, door, self.broker.doors[number], f"{self.options.seed} {number}")
-        self.proxies["postgres", number], self.proxies["kafka", number] = database, bus
-        text = RELAY.format(
-            database=self.postgres.url_at(database.port), prefix=PREFIX, broker=door, guarantee=self.options.guarantee,
-            **MODES[self.options.mode],
-        )
+        self.proxies["postgres", number] = database
+        for index, (broker, door) in enumerate(zip(self.brokers, doors), 1):
+            seed = f"{self.options.seed} {number} {index}"
+            self.proxies["kafka", f"{number}.{index}"] = Proxy(self.network, door, broker.doors[number], seed)
+        bootstrap = ",".join(f"127.0.0.1:{door}" for door in doors)
+        text = self.settings(database.port, bootstrap)
         self.relays.append(Relay(self.folder, number, self.options.binary, text))
+
+    def settings(self, port, brokers):
+        tls = f"sslmode=verify-full&sslrootcert={self.authority.crt}" if self.authority else "sslmode=disable"
+        more = {"slot": "", "outbox": "", "delivery": "", **MODES[self.options.mode]}
+        return RELAY.format(
+            database=self.postgres.url_at(port, tls), prefix=PREFIX, brokers=brokers,
+            guarantee=self.options.guarantee, **more,
+        )
+
+    def mount(self, how):
+        command = ["mount", "-t", "tmpfs", "-o", how, "none", self.disk]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def brokers_are_whole(self):
+        return all([broker.is_whole(len(self.brokers)) for broker in self.brokers])
 
     def add_standby(self):
         self.postgres.sql("select pg_create_physical_replication_slot('standby', true)")
@@ -248,25 +292,73 @@ class World:
 
         return seconds, gone
 
+    def postgres_full(self, postgres):
+        """No room on the disk of the data; a standby has it, too."""
+        try:
+            self.mount(f"remount,size={shutil.disk_usage(self.disk).used + self.chance.randrange(1 << 20)}")
+        except subprocess.CalledProcessError:
+            # It grew meanwhile.
+            return None
+
+        def room():
+            self.mount("remount,size=" + DISK_SIZE)
+            return postgres.answers() and (self.standby is None or self.is_in_sync())
+
+        return self.long(8), room
+
+    def read_only(self, postgres):
+        def change(how):
+            return postgres.sql(f"alter system {how}", "select pg_reload_conf()") == ["t"]
+
+        done = change("set default_transaction_read_only = on")
+        return (self.long(8), lambda: change("reset default_transaction_read_only")) if done else None
+
+    def certificate(self, postgres):
+        postgres.certify()
+        return (0, None) if postgres.sql("select pg_reload_conf()") == ["t"] else None
+
     def broker_kill(self, broker):
         broker.kill()
-        broker.start()
-        return self.chance.random(), broker.answers
+        return self.long(1 if len(self.brokers) == 1 else 8), self.brokers_are_whole
+
+    def broker_stop(self, broker):
+        broker.signal(signal.SIGTERM)
+
+        stopping = broker.process
+
+        def back():
+            if broker.process is stopping:
+                if not broker.ended():
+                    return False
+                broker.process = None
+            return self.brokers_are_whole()
+
+        return 0, back
 
     def broker_freeze(self, broker):
         broker.freeze()
-        return self.long(5), lambda: broker.thaw() or broker.answers()
+        return self.long(5 if len(self.brokers) == 1 else 8), lambda: broker.thaw() or self.brokers_are_whole()
 
     def partitions(self, broker):
-        connection = Connection(("127.0.0.1", broker.port))
-        try:
-            topic = PREFIX + self.chance.choice(TOPICS)
-            count = connection.partitions().get(topic, PARTITIONS_MAX)
-            return (0, None) if count < PARTITIONS_MAX and connection.add_partitions(topic, count + 1) else None
-        except (OSError, EOFError):
+        topic = PREFIX + self.chance.choice(TOPICS)
+        count = len(broker.ask(Connection.metadata, (0, {}))[1].get(topic, ()))
+        more = 0 < count < PARTITIONS_MAX and broker.ask(lambda connection: connection.add_partitions(topic, count + 1))
+        return (0, None) if more else None
+
+    def topic_limit(self, broker):
+        """A topic that refuses some events. They are parked, until an operator tries them again."""
+        topic = PREFIX + self.chance.choice(TOPICS)
+        if not broker.ask(lambda connection: connection.limit(topic, self.chance.randint(*LIMITS))):
             return None
-        finally:
-            connection.close()
+
+        def lift():
+            return broker.ask(lambda connection: connection.limit(topic, None)) and self.retry_parked()
+
+        return self.long(8), lift
+
+    def retry_parked(self):
+        """Whether an operator asked for all of them; 1 is that there are none."""
+        return self.operator.command("parked", "retry", "--all", "--yes") in (0, 1)
 
     def cut(self, proxy):
         if self.chance.random() < 0.6:
@@ -302,7 +394,7 @@ class World:
         raise NotImplementedError
 
     def close(self):
-        for server in [*self.relays, self.postgres, self.broker]:
+        for server in [*self.relays, self.postgres, *self.brokers]:
             if server.is_frozen:
                 server.thaw()
         for relay in self.relays:
@@ -311,7 +403,8 @@ class World:
             writer.ending = True
             writer.leave()
         self.reader.ending.set()
-        self.broker.kill()
+        for broker in self.brokers:
+            broker.kill()
         for postgres in filter(None, (self.standby, self.postgres)):
             postgres.signal(signal.SIGQUIT)
             if not postgres.ended():

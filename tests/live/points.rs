@@ -3,6 +3,7 @@
 
 use walrelay_core::failpoint::POINTS;
 
+use crate::support::guardian::run_directory;
 use crate::support::relay::EXIT;
 use crate::support::seed::generator;
 use crate::support::wait::eventually;
@@ -28,6 +29,7 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
     let world = World::new();
     let mut chance = generator("points");
     let mut copies = 0;
+    let reached = run_directory().join("points-reached.txt");
     for point in POINTS {
         let passings = chance.u32(0..=passings_max(point));
         eprintln!("killed at {point} after {passings} passings");
@@ -36,7 +38,11 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
             aggregates: 8,
             ..Plan::default()
         });
-        let mut relay = world.run().killed_at(point, passings).start();
+        let mut relay = world
+            .run()
+            .variable("FAILPOINTS_REACHED", &reached.to_string_lossy())
+            .killed_at(point, passings)
+            .start();
         if point == "confirmed" {
             relay.wait_ready();
             let before = world.delivered();
@@ -64,4 +70,8 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
         );
         assert_eq!(relay.terminate(EXIT), Some(0), "{point}");
     }
+    let told = std::fs::read_to_string(&reached).expect("the points that were reached");
+    let count = |point: &str| told.lines().filter(|line| *line == point).count();
+    assert_eq!(count("received"), POINTS.len(), "once for each process");
+    assert!(POINTS.iter().all(|point| count(point) > 0), "{told}");
 }

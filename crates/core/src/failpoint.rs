@@ -3,7 +3,8 @@
 //! Compiled in only with the feature `failpoints`. `FAILPOINTS="stored=3*off->return"` kills the
 //! process, as `kill -9` would, when it reaches `stored` for the fourth time. `sleep(100)` instead
 //! of `return` slows it. `return(FILE)` creates the file and waits until a test removes it.
-//! `tests/live/points.rs` kills the process at each point.
+//! `tests/live/points.rs` kills the process at each point. `FAILPOINTS_REACHED` names a file to
+//! which a process appends each point that it reaches, once.
 
 /// Points of each event, in order.
 pub const POINTS: [&str; 8] = [
@@ -57,10 +58,32 @@ pub fn reached(point: &str) {
         .chain(&TRANSACTION_POINTS)
         .any(|named| *named == point);
     debug_assert!(named, "{point} is not a named point");
+    #[cfg(feature = "failpoints")]
+    note(point);
     fail::fail_point!(point, |file: Option<String>| match file {
         None => std::process::abort(),
         Some(file) => hold(std::path::Path::new(&file)),
     });
+}
+
+/// Appends the point to the file of the reached ones, unless it is there.
+#[cfg(feature = "failpoints")]
+fn note(point: &str) {
+    use std::io::Write;
+    static REACHED: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+    let Some((path, mut reached)) = std::env::var_os("FAILPOINTS_REACHED").zip(REACHED.lock().ok())
+    else {
+        return;
+    };
+    if !reached.iter().any(|other| other == point) {
+        let file = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path);
+        if file.is_ok_and(|mut file| file.write_all(format!("{point}\n").as_bytes()).is_ok()) {
+            reached.push(point.to_owned());
+        }
+    }
 }
 
 /// Creates the file, and waits until it is removed.

@@ -542,6 +542,7 @@ fn a_row_inserted_during_a_drop_keeps_its_partition() {
             lsn: Lsn::new(1),
         },
         also: Vec::new(),
+        also_end: None,
         copies: None,
         before: None,
         savepoints: Vec::new(),

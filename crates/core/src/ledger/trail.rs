@@ -42,6 +42,9 @@ pub struct Published {
     /// Further published transactions, ascending. The snapshot does not see them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u64>,
+    /// No commit record of `also` ends behind it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub also_end: Option<Lsn>,
     /// The snapshot of the last scan that also compared `xmin`, if that is older: it decides for
     /// copied rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,6 +88,7 @@ impl Published {
         Published {
             pair,
             also: Vec::new(),
+            also_end: None,
             copies: None,
             before: None,
             savepoints: Vec::new(),
@@ -113,6 +117,10 @@ impl Published {
             published.copies.clone_from(&self.copies);
             published.before.clone_from(&self.before);
             published.savepoints.clone_from(&self.savepoints);
+            if self.also_end.is_some_and(|end| end <= switch_lsn) {
+                published.also.clone_from(&self.also);
+                published.also_end = self.also_end;
+            }
         }
         Some(published)
     }
@@ -204,6 +212,8 @@ impl Trail {
             .transactions
             .iter()
             .filter(|(_, end_lsn)| *end_lsn <= position.end_lsn);
+        let ends = delivered.clone().map(|(_, end_lsn)| *end_lsn);
+        published.also_end = ends.chain(published.also_end).max();
         let mut also: Vec<u64> = delivered.map(|(xid, _)| seen(*xid)).collect();
         also.extend(published.also.iter().copied());
         also.retain(|xid| !published.pair.snapshot.sees(*xid));
@@ -217,6 +227,7 @@ impl Trail {
     fn advance(&mut self, pair: Pair) {
         let mut earlier = Vec::new();
         let mut also = Vec::new();
+        let mut also_end = None;
         let mut older = None;
         // Without earlier knowledge, rows older than this snapshot may be unpublished.
         let mut floor = Some(pair.snapshot.clone());
@@ -232,6 +243,7 @@ impl Trail {
                 earlier.truncate(EARLIER_MAX);
             }
             also = before.also;
+            also_end = before.also_end;
             floor = before.floor;
         }
         // The snapshot does not see these: a transaction can end between the snapshot and the read
@@ -240,6 +252,7 @@ impl Trail {
             .retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
         self.published = Some(Published {
             also,
+            also_end,
             before: older,
             floor,
             earlier,
@@ -365,5 +378,24 @@ mod tests {
             (published.until(Lsn::ZERO), published.earlier.len()),
             (None, 4)
         );
+    }
+
+    #[test]
+    fn after_a_promotion_transactions_from_before_the_switch_stay_published() {
+        let mut trail = Trail::default();
+        trail.took(snapshot("10:10:"), Lsn::new(100));
+        trail.published(&at(100));
+        for (xid, end) in [(10, 120), (11, 140)] {
+            trail.begin(xid);
+            trail.commit(Lsn::new(end), true);
+        }
+        let published = trail.published(&at(140)).unwrap().clone();
+        let stays = |switch| published.until(Lsn::new(switch)).unwrap();
+        assert_eq!((stays(140).also, stays(139).also), (vec![10, 11], vec![]));
+        assert_eq!(stays(140).until(Lsn::new(140)), Some(stays(140)));
+
+        trail.took(snapshot("12:12:"), Lsn::new(150));
+        let seen = trail.published(&at(150)).unwrap();
+        assert_eq!(seen.until(Lsn::new(150)).unwrap().also, Vec::<u64>::new());
     }
 }
