@@ -17,11 +17,12 @@ use crate::cli::progress::Bar;
 use crate::poll::select::extent;
 use crate::poll::{Reader, Selection, table_facts};
 use crate::postgres::table;
-use crate::relay::{can_be_read, polls_because, which};
+use crate::relay::{can_be_read, polls_because};
 use crate::sink::json_of;
 use crate::source::row_key;
-use crate::state::{self, Rows};
+use crate::state;
 use crate::upkeep::cleanup::published_of;
+use walrelay_core::catch_up::Rows;
 use walrelay_core::clock::now_us;
 use walrelay_core::config::unit::{exact_duration, human_bytes};
 use walrelay_core::config::{CopiedRows, OutboxConfig};
@@ -450,7 +451,7 @@ async fn polled(subject: Subject, why: &str) -> Result<Report> {
                 return Err(Error::new(Kind::PositionMismatch, cause).remedy(remedy));
             }
         };
-        let Some(unpublished) = which(&Rows::Unpublished, published.as_ref(), outbox) else {
+        let Some(unpublished) = Rows::Unpublished.which(published.as_ref(), outbox) else {
             continue;
         };
         let (events, oldest, _) = reader

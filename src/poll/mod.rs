@@ -54,5 +54,6 @@ pub(crate) use pending_index::{missing_index, missing_indexes};
 pub(crate) use reader::all_table_facts;
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
 pub(crate) use reader::{RestoredRows, RowVersion, TableFile, restored_rows};
-pub use select::{Copies, Key, Order, Selection, TableFacts, Which};
 pub(crate) use select::{NEEDS_ORDER, as_streamed, copied};
+pub use select::{Order, Selection, TableFacts};
+pub use walrelay_core::catch_up::{Copies, Key, Which};

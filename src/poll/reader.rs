@@ -9,15 +9,14 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream, Statement};
 
 use crate::conninfo::ConnInfo;
-use crate::poll::select::{
-    Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by,
-};
+use crate::poll::select::{Order, Selection, TableFacts, from, rows, written_by};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
 use walrelay_core::catalog::{Column, Table, no_table};
+use walrelay_core::catch_up::{Copies, Key, Which};
 use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::position::Lsn;

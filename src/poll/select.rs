@@ -3,15 +3,13 @@
 //! Names go through [`quote_ident`], texts through [`quote_literal`]; numbers and snapshots are
 //! written by their own types. Only the operator's conditions stand as they are (P11).
 
-use serde::{Deserialize, Serialize};
-
 use crate::postgres::quote::{quote_ident, quote_list, quote_literal, quote_own_rows, quoted};
 use crate::source::preflight::has_payload;
 use walrelay_core::catalog::{Column, Table};
+use walrelay_core::catch_up::{Copies, Key, Which};
 use walrelay_core::config::{OutboxConfig, TableName};
 use walrelay_core::decode;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::ledger::trail::Published;
 use walrelay_core::snapshot::Snapshot;
 
 /// The facts of an outbox table that reading its rows needs.
@@ -152,59 +150,6 @@ pub(crate) const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes 
 /// (<https://www.postgresql.org/docs/current/routine-vacuuming.html#VACUUM-FOR-WRAPAROUND>).
 const FIRST_NORMAL_XID: u32 = 3;
 
-/// The choice of rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which<'a> {
-    /// All rows.
-    All,
-    /// Rows for which `outbox.pending` holds.
-    Pending,
-    /// Rows with this time or a later one, in the text form of Postgres.
-    Since(&'a str),
-    /// Rows of transactions that the snapshot does not see.
-    Unpublished {
-        /// The snapshot.
-        snapshot: &'a Snapshot,
-        /// Published transactions that the snapshot does not see. Used only where a column has the
-        /// transaction.
-        also: &'a [u64],
-        /// Also rows with the transaction of another row that are not published.
-        copies: Option<Copies<'a>>,
-    },
-    /// Rows for which this SQL condition holds. The caller has quoted every part that an operator
-    /// did not write as SQL.
-    Where(&'a str),
-}
-
-/// Which rows with the transaction of another row are not published.
-///
-/// The column of such a row says that it is published, and `xmin` is of a transaction that
-/// `snapshot` may not see. Rows of savepoints look like that, too, but for those of transactions
-/// that had ended before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copies<'a> {
-    /// Copies that it sees are published.
-    pub snapshot: &'a Snapshot,
-    /// A transaction that this sees has no savepoint among those that `snapshot` may not see.
-    pub before: Option<&'a Snapshot>,
-    /// Published savepoints.
-    pub savepoints: &'a [u64],
-    /// All rows with this `xmin` or a later one: the caller knows which of them it has published.
-    pub all_from: Option<u64>,
-}
-
-impl<'a> Copies<'a> {
-    /// By what is known to be published.
-    pub(crate) fn of(published: &'a Published) -> Copies<'a> {
-        Copies {
-            snapshot: published.copies(),
-            before: published.before.as_ref(),
-            savepoints: &published.savepoints,
-            all_from: None,
-        }
-    }
-}
-
 /// Rows to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection<'a> {
@@ -229,18 +174,6 @@ impl<'a> Selection<'a> {
             limit: None,
         }
     }
-}
-
-/// The place of a row in the order, in the text form of Postgres.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Key {
-    /// The value of the order; `None` where it is NULL, or the table has no order.
-    pub order: Option<String>,
-    /// The id, which orders rows of the same order.
-    pub id: String,
-    /// The rest of the row key.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rest: Vec<String>,
 }
 
 /// Selects the outbox's columns in their order, then the order of the row, its transaction column,

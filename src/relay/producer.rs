@@ -16,7 +16,7 @@ use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Position;
 use walrelay_core::publisher::Setup;
-use walrelay_core::publisher::pipeline::{OpenTransaction, Pipeline};
+use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction, Pipeline};
 use walrelay_core::publisher::quarantine::Quarantine;
 
 pub(super) struct RelayProducer {
@@ -111,7 +111,9 @@ impl RelayProducer {
             left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
             // Of a transaction nothing counts but what is committed, which is stored.
             let counts = !pipeline.publisher.transaction.is_used();
-            left.delivered = Some(pipeline.publisher.ledger.delivered()).filter(|_| counts);
+            let position = pipeline.publisher.ledger.delivered();
+            left.delivered = counts.then(|| pipeline.delivered_at(position));
+            self.begun = std::mem::take(&mut pipeline.begun);
         }
         before
     }
@@ -151,6 +153,7 @@ impl RelayProducer {
             State::Running(mut pipeline) => {
                 match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                     Belongs::Here => {
+                        pipeline.begun = std::mem::take(&mut self.begun);
                         pipeline.publisher.judge.quarantine = std::mem::take(&mut self.quarantine);
                         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
                         return Ok(pipeline);
@@ -175,9 +178,11 @@ impl RelayProducer {
         if !same_server {
             left.forget();
         }
-        let is_here =
-            |delivered: &Position| belongs(*delivered, stored, same_server) == Belongs::Here;
-        let start = left.delivered.take().filter(is_here).unwrap_or(stored);
+        let is_here = |of: &Delivered| belongs(of.position, stored, same_server) == Belongs::Here;
+        let (start, published) = match left.delivered.take().filter(is_here) {
+            Some(of) => (of.position, of.published),
+            None => (stored, published),
+        };
         let setup = setup_of(config);
         let mut pipeline =
             Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
@@ -210,7 +215,6 @@ impl RelayProducer {
             self.inside = pipeline
                 .begun
                 .delivered(&pipeline.confirm.stored_position());
-            self.begun = std::mem::take(&mut pipeline.begun);
         }
         self.end().await;
     }
@@ -227,12 +231,14 @@ impl RelayProducer {
 
     /// The row keys are others from now on. Rows that are not written back are published again.
     pub(super) async fn forget_rows(&mut self, config: &Config) {
-        let completed = self
-            .running()
-            .map(|pipeline| pipeline.publisher.completed());
+        let completed = self.running_mut().map(|pipeline| {
+            let position = pipeline.publisher.completed();
+            pipeline.delivered_at(position)
+        });
         self.replace(config).await;
         let mut left = self.known.left.lock();
-        let delivered = left.delivered.filter(|_| left.write_backs.is_empty());
+        let is_written = left.write_backs.is_empty();
+        let delivered = left.delivered.take().filter(|_| is_written);
         left.forget();
         left.delivered = completed.or(delivered);
         self.inside = Vec::new();

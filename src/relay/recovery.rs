@@ -3,14 +3,15 @@
 use tokio_postgres::Client;
 
 use crate::config::{Backlog, Config, Mode, OnLoss, StoreKind};
-use crate::poll::{Copies, NEEDS_ORDER, TableFacts, Which, all_table_facts};
+use crate::poll::{NEEDS_ORDER, TableFacts, all_table_facts};
 use crate::postgres::quote::quoted;
 use crate::postgres::replication::TimelineSwitch;
 use crate::source::preflight::{self, Facts};
 use crate::source::row_key::NEEDS_KEY;
+use crate::state::Stored;
 use crate::state::check::{Gap, SlotNow, gap, known, same_cluster};
-use crate::state::{CatchUp, Rows, Stored};
-use walrelay_core::config::{CopiedRows, OutboxConfig, SlotName};
+use walrelay_core::catch_up::{CatchUp, Rows};
+use walrelay_core::config::{OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::ledger::trail::Published;
@@ -454,37 +455,6 @@ fn first_rows(config: &Config) -> Rows {
         Some(Backlog::None) => Rows::None,
         Some(Backlog::Since(time)) => Rows::Since(time.clone()),
         Some(Backlog::Pending) => Rows::Pending,
-    }
-}
-
-/// Which rows of this outbox's table are read; `None`: no row.
-pub(crate) fn which<'a>(
-    rows: &'a Rows,
-    published: Option<&'a Published>,
-    outbox: &OutboxConfig,
-) -> Option<Which<'a>> {
-    match rows {
-        Rows::None => None,
-        Rows::All => Some(Which::All),
-        Rows::Pending => Some(Which::Pending),
-        Rows::Since(time) => Some(Which::Since(time)),
-        // The rows themselves show which are pending.
-        Rows::Unpublished if outbox.upkeep.pending.is_some() => Some(Which::Pending),
-        // Rows of acked events are deleted: those that are left were not acked.
-        Rows::Unpublished if outbox.upkeep.delete => Some(Which::All),
-        Rows::Unpublished => Some(match published {
-            None => Which::All,
-            Some(known) => {
-                // Skipped are rows whose column has a published transaction.
-                let skips = outbox.upkeep.copied_rows == CopiedRows::Skip;
-                let copies = (!skips).then(|| Copies::of(known));
-                Which::Unpublished {
-                    snapshot: &known.pair.snapshot,
-                    also: &known.also,
-                    copies,
-                }
-            }
-        }),
     }
 }
 

@@ -30,10 +30,10 @@ use crate::source::watch::{
     Look, Versioned, altered_and_unread, compare, looks_as_before, notices,
 };
 use crate::source::{Io, Status, WalMessage, judge_notice};
-use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::HELD_BACK;
 use walrelay_core::clock::now_us;
 
+use walrelay_core::catch_up::{CatchUp, Rows};
 use walrelay_core::decode::Other;
 
 use walrelay_core::error::{Error, Kind, NextCommand, Result};

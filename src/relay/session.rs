@@ -44,6 +44,7 @@ use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::sessions::TableReason;
 
 /// A session that streams from the slot, and belongs to what is stored.
@@ -379,9 +380,11 @@ impl Lease {
         })
     }
 
-    /// This process had published up to `position` when its stream ended, which is more than is
-    /// stored.
-    pub(super) fn knows(&mut self, position: Position, published: Published) {
+    /// This process had delivered this when its stream ended, which is more than is stored.
+    pub(super) fn knows(&mut self, of: Delivered) {
+        let Some(published) = of.published else {
+            return;
+        };
         let before = self
             .stored
             .published
@@ -393,7 +396,7 @@ impl Lease {
         }
         // A poller has none: no slot may go on from where it stands.
         if !matches!(self.task, TableTask::Poll(_)) {
-            self.stored.position = position;
+            self.stored.position = of.position;
         }
         if let TableTask::MakeSlot(plan) = &mut self.task
             && plan.published.is_some()

@@ -12,9 +12,9 @@ use crate::sink::SinkHandle;
 use crate::source::control::Control;
 use crate::state::{Store, Stored};
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::position::Position;
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::parked_index::RetryMemory;
+use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::publisher::write_back::WriteBacks;
 
 /// The knowledge of this process, which outlives its sessions.
@@ -35,8 +35,8 @@ pub(super) struct Knowledge {
 pub(super) struct Left {
     /// Of a session at the table, or of a producer that failed.
     pub(super) write_backs: WriteBacks,
-    /// Up to where that producer had delivered what the slot sent.
-    pub(super) delivered: Option<Position>,
+    /// What that producer had delivered of what the slot sent.
+    pub(super) delivered: Option<Delivered>,
     /// How far the table was read and published, where that is not stored.
     pub(super) progress: Option<Stored>,
     pub(super) found: PublishedVersions,
@@ -176,7 +176,7 @@ pub(super) async fn read_position(
 mod tests {
     use super::*;
     use crate::poll::TableFile;
-    use walrelay_core::position::Lsn;
+    use walrelay_core::position::{Lsn, Position};
 
     fn stored(timeline: u32, lsn: u64) -> Stored {
         Stored {
@@ -205,7 +205,11 @@ mod tests {
         left.held.push(stored(1, 2));
         Left {
             progress: Some(stored(1, 3)),
-            delivered: Some(Position::at(Lsn::new(3))),
+            delivered: Some(Delivered {
+                position: Position::at(Lsn::new(3)),
+                published: None,
+                inside: Vec::new(),
+            }),
             ..left
         }
     }

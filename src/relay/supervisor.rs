@@ -28,12 +28,6 @@ use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
 
 use walrelay_core::error::{Error, Kind, Result};
 
-use walrelay_core::event::RowId;
-
-use walrelay_core::ledger::trail::Published;
-
-use walrelay_core::position::Position;
-
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
@@ -68,14 +62,6 @@ pub(super) struct Relay {
     walsender_pid: Option<i32>,
     config: Config,
     pub(super) telemetry: Telemetry,
-}
-
-/// The position up to which a stream delivered, and the published rows there.
-struct Delivered {
-    position: Position,
-    published: Published,
-    /// Rows of the transaction that the position is inside of.
-    inside: Vec<RowId>,
 }
 
 impl Relay {
@@ -418,26 +404,32 @@ impl Relay {
     }
 
     /// Tells the holder of the lease what a stream of this process delivered on the same server.
-    fn tell_delivered(&mut self, lease: &mut Lease, delivered: Option<Delivered>) {
+    fn tell_delivered(&mut self, lease: &mut Lease, why: &TableReason) {
+        let left = &mut self.known.left.lock();
+        let delivered = match why {
+            // The next stream begins behind it.
+            TableReason::Asked(_) => left.delivered.clone(),
+            TableReason::Gap | TableReason::Poll(_) => left.delivered.take(),
+        };
         let same_server = self
             .served
             .as_ref()
             .is_some_and(|served| *served == lease.stored.server);
         match delivered {
             Some(of) if same_server && of.position.is_at_or_after(&lease.stored.position) => {
-                lease.knows(of.position, of.published);
-                self.producer.inside = of.inside;
+                self.producer.inside.clone_from(&of.inside);
+                lease.knows(of);
             }
             None if same_server => {}
             // Rows of another server, or rows that another relay published once more.
-            Some(_) | None => self.known.left.lock().forget(),
+            Some(_) | None => left.forget(),
         }
     }
 
     /// Reads the table: before a slot is streamed, or instead.
     async fn at_table(&mut self, why: TableReason, stop: &mut StopSignal) -> Result<Ended> {
         self.producer.watchdog.release();
-        let delivered = self.end_stream(stop).await?;
+        self.end_stream(stop).await?;
         let Some(mut lease) = self.take_lease(&why, stop).await? else {
             return Ok(Ended::Stopped);
         };
@@ -445,7 +437,7 @@ impl Relay {
             self.producer.begin(sink);
         }
         let sink = self.producer.take_sink()?;
-        self.tell_delivered(&mut lease, delivered);
+        self.tell_delivered(&mut lease, &why);
         self.served = Some(lease.stored.server.clone());
         AnySink::expect_cluster(&mut self.config, lease.stored.cluster_id.clone());
         outage::at_table(self.sessions.opened(), &self.config);
@@ -488,9 +480,9 @@ impl Relay {
     }
 
     /// Waits for acks of what a stream left in flight.
-    async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
+    async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<()> {
         let Some(pipeline) = self.producer.running_mut() else {
-            return Ok(None);
+            return Ok(());
         };
         let until = Instant::now() + CHECK_TIMEOUT;
         let before = pipeline.publisher.counts;
@@ -500,13 +492,7 @@ impl Relay {
             let what = "the bus does not ack the in-flight records; reading the table after them";
             return Err(Error::new(Kind::BusUnreachable, what));
         }
-        let position = pipeline.publisher.ledger.delivered();
-        let published = pipeline.trail.published(&position).cloned();
-        Ok(published.map(|published| Delivered {
-            position,
-            published,
-            inside: pipeline.begun.delivered(&position),
-        }))
+        Ok(())
     }
 
     // Stand-by: another relay has the slot, or its table.

@@ -26,7 +26,7 @@ use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::jobs::LOOK_INTERVAL;
 use crate::relay::producer::setup_of;
 use crate::relay::published_versions::PollScan;
-use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
+use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits};
 use crate::relay::session::{Lease, publication_version};
 use crate::relay::shared_loop::{OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
@@ -35,17 +35,16 @@ use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, OldTransaction};
 use crate::source::preflight::{self, Facts};
 use crate::source::watch::Fingerprint;
-use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::ToDo;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::none_left_behind;
+use walrelay_core::catch_up::{CatchUp, Read, Rows};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 use walrelay_core::event::{RowId, Via};
 use walrelay_core::failpoint;
-use walrelay_core::ledger::trail::{Pair, Published};
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
@@ -728,51 +727,19 @@ impl Work<'_> {
         self.reader.end().await?;
         let stored = &mut self.reading.stored;
         let before = stored.published.take();
-        let floor = match (
-            stored.catch_up.take().map(|catch_up| catch_up.rows),
-            &before,
-        ) {
-            // All of them were asked for, and all were read.
-            (Some(Rows::All), _) | (Some(Rows::Unpublished), None) => None,
-            (Some(Rows::Unpublished) | None, Some(before)) => before.floor.clone(),
-            // Some were left out.
-            (Some(Rows::None | Rows::Pending | Rows::Since(_)) | None, _) => Some(until.clone()),
-        };
-        let mut copies = None;
-        let mut older = None;
-        let mut savepoints = Vec::new();
-        if let Some(before) = &before {
-            match scan {
-                PollScan::Xmin => older = before.before(&until),
-                PollScan::Column => {
-                    copies = Some(before.copies().clone());
-                    older = before.before.clone();
-                    savepoints = self.reading.published.savepoints(&before.savepoints);
-                }
-            }
-        }
-        // Transactions that were known to be published and that `until` does not see yet are so
-        // still.
-        let also_end = before.as_ref().and_then(|before| before.also_end);
-        let also = before
-            .into_iter()
-            .flat_map(|before| before.also)
-            .filter(|xid| !until.sees(*xid))
-            .collect();
-        let pair = Pair {
-            snapshot: until,
+        let found = &self.reading.published;
+        let savepoints = before
+            .as_ref()
+            .filter(|_| scan == PollScan::Column)
+            .map(|before| found.savepoints(&before.savepoints));
+        let read = Read {
+            until,
             lsn,
-        };
-        stored.published = Some(Published {
-            also,
-            also_end,
-            copies,
-            before: older,
-            savepoints,
-            floor,
             flushed,
-            ..Published::at(pair)
-        });
+            savepoints,
+        };
+        let rows = stored.catch_up.take().map(|catch_up| catch_up.rows);
+        stored.published = Some(read.published(rows.as_ref(), before));
         Ok(())
     }
 
@@ -797,7 +764,7 @@ impl Work<'_> {
             let after = begin_table(catch_up, facts, outbox);
             let rows_wanted = catch_up.rows.clone();
             let known = self.reading.stored.published.clone();
-            let Some(mut which) = which(&rows_wanted, known.as_ref(), outbox) else {
+            let Some(mut which) = rows_wanted.which(known.as_ref(), outbox) else {
                 continue;
             };
             let mut published = None;

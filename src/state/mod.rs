@@ -4,13 +4,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio_postgres::Client;
 
 use crate::config::{Config, StoreKind};
-use crate::poll::Key;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
+use walrelay_core::catch_up::CatchUp;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Position, ServerIdentity};
-use walrelay_core::snapshot::Snapshot;
 
 pub(crate) mod check;
 pub(crate) mod kafka;
@@ -56,23 +55,6 @@ pub(crate) struct Stored {
     /// Rows that have to be read from the table before the slot is streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catch_up: Option<CatchUp>,
-}
-
-/// Rows that have to be read from the table before the slot is streamed, and how far that has come.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CatchUp {
-    pub rows: Rows,
-    /// Transactions beyond this snapshot are the slot's. None: the slot was not made yet.
-    pub until: Option<Snapshot>,
-    /// OID of the table that is under way; those with smaller ones are done. 0: none is.
-    #[serde(default)]
-    pub table_oid: u32,
-    /// The order of its rows: with another order, the row below has no meaning.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub order: Option<String>,
-    /// The row of it up to which all are published.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Key>,
 }
 
 /// The layout written, and the newest one understood.
@@ -143,30 +125,6 @@ impl Stored {
     pub(crate) fn is_polled(&self) -> bool {
         self.position == Position::default()
     }
-}
-
-impl CatchUp {
-    pub(crate) fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {
-        CatchUp {
-            rows,
-            until,
-            table_oid: 0,
-            order: None,
-            after: None,
-        }
-    }
-}
-
-/// The rows of the tables that are to be read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Rows {
-    All,
-    None,
-    Pending,
-    Since(String),
-    /// Rows that `published` does not have.
-    Unpublished,
 }
 
 /// The first layout had one table.

@@ -777,7 +777,7 @@ mod tests {
     use super::*;
     use walrelay_core::testing::{column_of, with_default};
 
-    use crate::state::{CatchUp, Rows};
+    use walrelay_core::catch_up::{CatchUp, Rows};
     use walrelay_core::ledger::trail::Pair;
     use walrelay_core::position::Position;
     use walrelay_core::position::ServerIdentity;

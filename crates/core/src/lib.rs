@@ -23,6 +23,7 @@
 //! | [`decode`] | one pgoutput message from bytes |
 //! | [`event`] | events from messages and rows |
 //! | [`ledger`] | what is in flight, what to store and confirm; published transactions |
+//! | [`catch_up`] | rows that are read from the table: which, and what is published after them |
 //! | [`route`] | the record of an event |
 //! | [`sink`] | the boundary of the buses |
 //! | [`lanes`] | order per key, for a bus that keeps none |
@@ -31,6 +32,7 @@
 //! | [`sessions`] | which session comes next, and after which wait |
 
 pub mod catalog;
+pub mod catch_up;
 pub mod clock;
 pub mod config;
 pub mod decode;

@@ -15,6 +15,7 @@ use crate::telemetry::{NotReady, Telemetry};
 use walrelay_core::config::DeliveryConfig;
 use walrelay_core::decode::Value;
 use walrelay_core::error::{Disposition, Kind};
+use walrelay_core::event::RowId;
 use walrelay_core::ledger::Ticket;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Counts;

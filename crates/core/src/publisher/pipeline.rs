@@ -39,6 +39,17 @@ pub struct Pipeline<S> {
     pub begun: OpenTransaction,
 }
 
+/// What a pipeline delivered.
+#[derive(Debug, Clone)]
+pub struct Delivered {
+    /// Everything up to here.
+    pub position: Position,
+    /// The published rows there; none where that is not known.
+    pub published: Option<Published>,
+    /// Rows of the transaction that the position is inside of.
+    pub inside: Vec<RowId>,
+}
+
 impl<S: Sink> Pipeline<S> {
     /// Begins behind `start`; the store holds `stored` at `now`, a time since any fixed instant;
     /// `published` is of the tables.
@@ -222,6 +233,15 @@ impl<S: Sink> Pipeline<S> {
         let is_stored = self.confirm.stored_position().is_at_or_after(&delivered);
         self.is_synchronous()
             && !(self.publisher.has_room() && self.publisher.is_drained() && is_stored)
+    }
+
+    /// What is delivered up to `position`, which no later store is behind.
+    pub fn delivered_at(&mut self, position: Position) -> Delivered {
+        Delivered {
+            position,
+            published: self.trail.published(&position).cloned(),
+            inside: self.begun.delivered(&position),
+        }
     }
 
     /// The LSN that may be confirmed to Postgres.

@@ -8,10 +8,11 @@ use crate::publisher::parked_index::RetryMemory;
 /// Events that are sent before their acks are waited for.
 const BATCH_EVENTS: i64 = 200;
 
-/// Whether an event is behind the `stored` position. Only then a retry sends or drops it: after a
-/// crash it does not come again, and neither do those before it.
+/// Whether the transaction of an event is behind the `stored` position. Only then a retry sends or
+/// drops it: after a crash it does not come again, and neither do those before it, even if the slot
+/// is lost.
 pub fn is_stored(place: Place, stored: &Position) -> bool {
-    place.via != Via::Slot || stored.has(place.commit_lsn, place.index)
+    place.via != Via::Slot || stored.covers(place.commit_lsn)
 }
 
 /// A walk through the parked events of an aggregate, in their order, until one fails or none is

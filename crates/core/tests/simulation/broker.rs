@@ -34,6 +34,8 @@ pub(super) struct Broker {
     queues: [VecDeque<Queued>; PARTITIONS],
     /// The record that was sent apart from others.
     apart: Option<Ticket>,
+    /// Whether a record failed, and the producer takes no other.
+    is_finished: bool,
     /// No broker takes anything while it is down.
     pub(super) down: bool,
     /// Times the queue was full.
@@ -52,6 +54,15 @@ pub(super) struct Broker {
     offered: HashMap<Logged, OwnedRecord>,
     /// Events that are refused until somebody mends the cause.
     pub(super) unfit: BTreeSet<Logged>,
+    /// Events whose rows have no topic until somebody mends that.
+    pub(super) unroutable: BTreeSet<Logged>,
+    /// Times that a row was sent without its topic.
+    pub(super) topics_lacked: u64,
+    /// Whether the topic refuses whatever is sent to it, how often it did.
+    pub(super) topic_refuses: bool,
+    pub(super) topic_refusals: u64,
+    /// The topic of events.
+    topic: String,
     /// What the producer is told next.
     pub(super) told: Vec<Delivery>,
     /// How much of each log is committed, where producers have transactions.
@@ -122,10 +133,13 @@ fn is_late((aggregate, version): Logged) -> bool {
 
 fn logged(record: &Record<'_>) -> Logged {
     let text = |bytes: Option<&[u8]>| std::str::from_utf8(bytes.unwrap()).unwrap().to_owned();
-    (
-        text(record.key).parse().unwrap(),
-        text(record.value).parse().unwrap(),
-    )
+    let value = text(record.value);
+    // A dead letter of an event without a topic has its columns.
+    let version = value.parse().unwrap_or_else(|_| {
+        let row: serde_json::Value = serde_json::from_str(&value).unwrap();
+        row["payload"].as_str().unwrap().parse().unwrap()
+    });
+    (text(record.key).parse().unwrap(), version)
 }
 
 fn unfit() -> Error {
@@ -149,6 +163,34 @@ impl Broker {
             lanes: Some(LaneBus::new(epoch())),
             ..Broker::default()
         }
+    }
+
+    /// Whether the row of an event has no topic: it may be given up then.
+    pub(super) fn lacks_topic(&mut self, event: Logged) -> bool {
+        let lacks = self.unroutable.contains(&event);
+        if lacks {
+            self.topics_lacked += 1;
+            self.refused.insert(event);
+        }
+        lacks
+    }
+
+    /// Events that cannot be published.
+    pub(super) fn untaken(&self) -> BTreeSet<Logged> {
+        self.unfit.union(&self.unroutable).copied().collect()
+    }
+
+    /// Somebody mends some causes.
+    pub(super) fn mend_some(&mut self, random: &mut fastrand::Rng) {
+        self.unfit.retain(|_| random.bool());
+        self.unroutable.retain(|_| random.bool());
+    }
+
+    /// Somebody mends all causes.
+    pub(super) fn mend(&mut self) {
+        self.unfit.clear();
+        self.unroutable.clear();
+        self.topic_refuses = false;
     }
 
     pub(super) fn passes(&mut self, time: Duration) {
@@ -291,6 +333,9 @@ impl Broker {
             let bus = self.lanes.as_mut().unwrap();
             return bus.ended(&attempt, outcome).into_iter().collect();
         }
+        if self.topic_refuses && self.queues[partition].iter().any(|it| !it.is_letter) {
+            return self.refuse_topic(partition);
+        }
         let queue = &self.queues[partition];
         let is_unfit = |it: &Queued| !it.is_letter && self.unfit.contains(&it.event);
         let unfit = queue.iter().take(BATCH).position(is_unfit);
@@ -303,6 +348,18 @@ impl Broker {
         };
         self.land(queued);
         vec![Delivery::Acked(queued.ticket)]
+    }
+
+    /// The topic of events refuses what it is sent, and the producer is finished.
+    fn refuse_topic(&mut self, partition: usize) -> Vec<Delivery> {
+        self.topic_refusals += 1;
+        self.is_finished = true;
+        let error = Error::new(Kind::TopicRefused, "the topic of the model refuses all");
+        let error = error.of_topic(&self.topic);
+        let queued = std::mem::take(&mut self.queues[partition]);
+        let events = queued.iter().filter(|it| !it.is_letter);
+        let failed = events.map(|it| Delivery::Failed(it.ticket, error.clone()));
+        failed.collect()
     }
 
     /// A broker says the same of each record of a batch, and the producer is finished, unless the
@@ -323,6 +380,7 @@ impl Broker {
             self.refused_alone += 1;
             return vec![Delivery::Refused(queued[0].ticket, unfit())];
         }
+        self.is_finished = true;
         self.batches_refused += u64::from(size > 1 && queued.len() > 1);
         // Gapless: what lies behind does not arrive either.
         // Dead letters are in another topic.
@@ -347,6 +405,7 @@ impl Broker {
             // Gapless: what lies behind a record that did not arrive does not arrive either.
             self.queues[partition].clear();
         }
+        self.is_finished = true;
         Some(Delivery::Failed(
             queued.ticket,
             Error::new(Kind::BusUnreachable, "the model failed it"),
@@ -404,6 +463,8 @@ impl Broker {
             }
         }
         self.apart = None;
+        self.is_finished = false;
+        self.told.clear();
         self.abort();
         if let Some(bus) = &mut self.lanes {
             let gone = std::mem::replace(bus, LaneBus::new(bus.now));
@@ -431,6 +492,9 @@ impl Sink for Producer {
             broker.full += u64::from(taken.is_err());
             return taken;
         }
+        if broker.is_finished {
+            return Err(EnqueueError::Finished);
+        }
         let queued = Queued::of(record, ticket);
         let event = queued.event;
         if broker.unfit.contains(&event) && !queued.is_letter && !is_late(event) {
@@ -440,6 +504,7 @@ impl Sink for Producer {
         }
         if !queued.is_letter {
             broker.offered.insert(event, OwnedRecord::of(record));
+            broker.topic = record.topic.to_owned();
         }
         if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;

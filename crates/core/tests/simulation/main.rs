@@ -17,7 +17,11 @@ mod broker;
 mod parked;
 mod pgoutput;
 mod plan;
+mod promises;
 mod server;
+mod session;
+mod table;
+mod upkeep;
 mod world;
 
 use std::cell::Cell;
@@ -58,7 +62,7 @@ fn explore(
         let plan = Plan {
             seed,
             mode,
-            faults: faults.as_deref().map_or(kinds, Faults::parse),
+            faults: faults.as_deref().map_or(mode.meets(&kinds), Faults::parse),
             steps: steps.unwrap_or(STEPS),
         };
         match run(&plan, check) {
@@ -133,13 +137,12 @@ fn explore_reaching(name: &str, plan: impl Fn(u64) -> (Mode, Faults), paths: &[P
 }
 
 /// The same, and no event is there twice.
-fn explore_without_duplicates(name: &str, mode: Mode, faults: &Faults) {
-    let plan = |_| (mode, faults.clone());
+fn explore_without_duplicates(name: &str, plan: impl Fn(u64) -> (Mode, Faults)) {
     explore(name, RUNS, plan, has_no_duplicates, |_, _| {});
 }
 
 fn has_no_duplicates(world: &World) {
-    assert_eq!(world.duplicates(), 0, "an event is there twice");
+    assert_eq!(world.duplicates(), [], "there twice");
 }
 
 const GAPLESS: Mode = Mode::new(Bus::Gapless, OnError::Stop);
@@ -155,30 +158,72 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         Path::SharedId,
         Path::EarlierName,
         Path::Snapshot,
+        Path::TopicTried,
+        Path::Unroutable,
+        Path::StoodBy,
+        Path::TriedOften,
     ];
-    let faults = || Faults::all().without(Fault::Refusal);
-    explore_reaching("every fault", |_| (GAPLESS, faults()), &paths);
+    // A slot that may be lost wants a table that has each event.
+    let faults = |seed: u64| {
+        let faults = Faults::all().without(Fault::Refusal);
+        match seed.is_multiple_of(2) {
+            true => faults,
+            false => faults.without(Fault::SlotLost),
+        }
+    };
+    explore_reaching("every fault", |seed| (GAPLESS, faults(seed)), &paths);
+}
+
+#[test]
+fn what_no_slot_sends_is_read_from_the_table() {
+    let paths = [
+        Path::TableRead,
+        Path::ReadResumed,
+        Path::ReadFinished,
+        Path::KilledAtTheTable,
+        Path::LeftOut,
+    ];
+    let plan = |seed: u64| {
+        let bus = match seed % 3 {
+            0 => Bus::Gapless,
+            1 => Bus::Lanes,
+            _ => Bus::Transactional,
+        };
+        let mode = Mode::new(bus, OnError::Stop);
+        (mode, Faults::some(seed).with(Fault::SlotLost))
+    };
+    explore_reaching("lost slots", plan, &paths);
 }
 
 #[test]
 fn without_faults_every_event_is_delivered_once() {
     for bus in [Bus::Gapless, Bus::Lanes] {
         let mode = Mode::new(bus, OnError::Stop);
-        explore_without_duplicates("no fault", mode, &Faults::of(&[]));
+        explore_without_duplicates("no fault", |_| (mode, Faults::of(&[])));
     }
 }
 
 #[test]
 fn lost_connections_and_crashed_servers_cause_no_duplicates() {
-    let faults = Faults::of(&[Fault::Disconnect, Fault::ServerCrash]);
-    explore_without_duplicates("server faults", GAPLESS, &faults);
+    let faults = [
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::SlotActive,
+        Fault::SlotLost,
+    ];
+    let plan = |seed: u64| {
+        let kinds = if seed.is_multiple_of(2) { 2 } else { 4 };
+        (GAPLESS, Faults::of(&faults[..kinds]))
+    };
+    explore_without_duplicates("server faults", plan);
 }
 
 #[test]
 fn committed_together_every_event_is_seen_once_whatever_fails() {
     let mode = Mode::new(Bus::Transactional, OnError::Stop);
     let faults = Faults::all().without(Fault::Refusal);
-    explore_without_duplicates("exactly once", mode, &faults);
+    let faults = faults.without(Fault::SlotLost);
+    explore_without_duplicates("exactly once", |_| (mode, faults.clone()));
 }
 
 #[test]
@@ -201,7 +246,12 @@ fn events_that_are_refused_are_given_up_and_no_others() {
     for (on_error, path) in GIVING_UP {
         let mode = Mode::new(Bus::Gapless, on_error);
         let plan = |seed| (mode, Faults::some(seed));
-        let paths = [path, Path::BatchRefused, Path::RefusedAlone];
+        let paths = [
+            path,
+            Path::BatchRefused,
+            Path::RefusedAlone,
+            Path::Unroutable,
+        ];
         explore_reaching("given up", plan, &paths);
     }
 }
@@ -233,6 +283,8 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         Path::Dropped,
         Path::AskedEarly,
         Path::Remembered,
+        Path::WritesRefused,
+        Path::Unroutable,
     ];
     for bus in [Bus::Gapless, Bus::Lanes] {
         let mode = Mode::new(bus, OnError::Park);
@@ -271,7 +323,7 @@ fn each_promise_is_at_stake_under_each_kind_of_fault_in_each_mode() {
         (mode, Faults::some(seed))
     };
     let check = |world: &World| {
-        if world.is_transactional() {
+        if world.is_exact() {
             has_no_duplicates(world);
         }
     };
@@ -307,17 +359,23 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
     let is_made = match fault {
         // Rows are written to where events are parked.
         Fault::WriteLost => parks,
+        Fault::TopicRefused => mode.has_topic_refusals(),
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure
         | Fault::RelayKill
         | Fault::BrokerDown
-        | Fault::Refusal => true,
+        | Fault::Refusal
+        | Fault::SlotActive
+        | Fault::SlotLost
+        | Fault::Unroutable => true,
     };
     let is_promised = match promise {
         Promise::P13 => parks,
         Promise::P14 => mode.bus == Bus::Transactional,
-        Promise::P1 | Promise::P2 | Promise::P3 | Promise::P4 | Promise::P12 => true,
+        // A row is sent where there is room.
+        Promise::P4 => fault != Fault::Unroutable,
+        Promise::P1 | Promise::P2 | Promise::P3 | Promise::P12 => true,
     };
     is_made && is_promised
 }

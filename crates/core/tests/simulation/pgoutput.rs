@@ -44,8 +44,8 @@ pub(crate) fn relation(table_oid: u32, columns: &[(&str, u32)]) -> Vec<u8> {
     body
 }
 
-/// Inserts a row of text values.
-pub(crate) fn insert(table_oid: u32, values: &[&str]) -> Vec<u8> {
+/// Inserts a row of text values; `None` is NULL.
+pub(crate) fn insert<'v>(table_oid: u32, values: &[impl Copy + Into<Option<&'v str>>]) -> Vec<u8> {
     let mut body = [b"I".as_slice(), &table_oid.to_be_bytes(), b"N"].concat();
     body.extend(
         u16::try_from(values.len())
@@ -53,6 +53,10 @@ pub(crate) fn insert(table_oid: u32, values: &[&str]) -> Vec<u8> {
             .to_be_bytes(),
     );
     for value in values {
+        let Some(value) = (*value).into() else {
+            body.push(b'n');
+            continue;
+        };
         body.push(b't');
         body.extend(u32::try_from(value.len()).expect("a length").to_be_bytes());
         body.extend(value.as_bytes());

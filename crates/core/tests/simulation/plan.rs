@@ -22,10 +22,18 @@ pub(super) enum Fault {
     Refusal,
     /// A write to the database fails, or nobody knows about it.
     WriteLost,
+    /// Another session has the slot for a while.
+    SlotActive,
+    /// The slot is dropped, and perhaps made again by somebody.
+    SlotLost,
+    /// The topic refuses whatever is sent to it, for a while.
+    TopicRefused,
+    /// Rows have no topic until somebody mends that.
+    Unroutable,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 7] = [
+    pub(super) const ALL: [Fault; 11] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -33,6 +41,10 @@ impl Fault {
         Fault::BrokerDown,
         Fault::Refusal,
         Fault::WriteLost,
+        Fault::SlotActive,
+        Fault::SlotLost,
+        Fault::TopicRefused,
+        Fault::Unroutable,
     ];
 }
 
@@ -58,6 +70,12 @@ impl Faults {
 
     pub(super) fn has(&self, fault: Fault) -> bool {
         self.0.contains(&fault)
+    }
+
+    pub(super) fn with(&self, fault: Fault) -> Faults {
+        let mut faults = self.without(fault);
+        faults.0.push(fault);
+        faults
     }
 
     pub(super) fn without(&self, fault: Fault) -> Faults {
@@ -114,6 +132,23 @@ impl Mode {
             reads_tails: true,
             ..self
         }
+    }
+
+    /// Those of `faults` that it has to stand. Not mended: where a relay was killed, or a producer
+    /// failed, and the slot is lost next, the table gives delivered events again behind later ones
+    /// of their aggregate that are parked, or whose rows are still to be marked.
+    pub(super) fn meets(&self, faults: &Faults) -> Faults {
+        let is_repeated = faults.has(Fault::RelayKill) || faults.has(Fault::DeliveryFailure);
+        if self.on_error == OnError::Park && is_repeated {
+            faults.without(Fault::SlotLost)
+        } else {
+            faults.clone()
+        }
+    }
+
+    /// Whether a topic may refuse all. Nothing tells which events were skipped for that.
+    pub(super) fn has_topic_refusals(&self) -> bool {
+        self.bus != Bus::Lanes && matches!(self.on_error, OnError::Stop | OnError::DeadLetter)
     }
 
     /// All that the core has.
@@ -210,6 +245,25 @@ pub(super) enum Path {
     AskedEarly,
     /// The bus had it, and the table did not.
     Remembered,
+    Unroutable,
+    /// The relay waited while another session had the slot.
+    StoodBy,
+    /// A session opened after more than three attempts.
+    TriedOften,
+    /// Writes were refused more than twice in a row.
+    WritesRefused,
+    /// A topic was tried again, or given up.
+    TopicTried,
+    TopicGivenUp,
+    /// Rows were read that no slot sent.
+    TableRead,
+    /// The same, from a row on.
+    ReadResumed,
+    /// A read ended whose slot was lost.
+    ReadFinished,
+    KilledAtTheTable,
+    /// Rows of an open transaction were delivered, and were not read again.
+    LeftOut,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

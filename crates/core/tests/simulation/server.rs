@@ -1,11 +1,18 @@
 //! A model of one Postgres: its log, one slot, and the walsender of one connection.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use walrelay_core::position::Lsn;
+use walrelay_core::catch_up::Key;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::decode::RelationColumn;
+use walrelay_core::event::RowId;
+use walrelay_core::position::{Lsn, Position};
 use walrelay_core::snapshot::Snapshot;
 
 use crate::pgoutput;
+
+use super::broker::Logged;
 
 /// OID of the outbox table in the model.
 pub(super) const TABLE_OID: u32 = 16_384;
@@ -43,9 +50,15 @@ pub(super) struct Server {
     next_xid: u64,
     /// Transactions that began and did not end.
     running: Vec<u64>,
+    /// Whether each event is a row of a table with a unique index, and none is a message.
+    pub(super) has_keys: bool,
+    has_slot: bool,
     /// What the slot holds in memory, and what a crash leaves of it.
     pub(super) confirmed: Lsn,
     confirmed_on_disk: Lsn,
+    /// Until when it takes no connections, and until when another session has the slot.
+    away_until: Duration,
+    held_until: Duration,
     connection: Option<Connection>,
 }
 
@@ -67,7 +80,7 @@ impl Transaction {
 }
 
 impl Server {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(has_messages: bool) -> Self {
         let start = Lsn::new(1_000);
         Server {
             log: Vec::new(),
@@ -75,8 +88,12 @@ impl Server {
             versions: [0; 4],
             next_xid: FIRST_XID,
             running: Vec::new(),
+            has_keys: !has_messages,
+            has_slot: true,
             confirmed: start,
             confirmed_on_disk: start,
+            away_until: Duration::ZERO,
+            held_until: Duration::ZERO,
             connection: None,
         }
     }
@@ -120,9 +137,66 @@ impl Server {
     }
 
     /// The server is killed and starts again: the slot goes back to what was on disk.
-    pub(super) fn crash(&mut self) {
+    pub(super) fn crash(&mut self, away_until: Duration) {
         self.connection = None;
         self.confirmed = self.confirmed_on_disk;
+        self.away_until = away_until;
+    }
+
+    pub(super) fn is_away(&self, now: Duration) -> bool {
+        now < self.away_until
+    }
+
+    /// Another session has the slot.
+    pub(super) fn hold(&mut self, until: Duration) {
+        self.connection = None;
+        self.held_until = until;
+    }
+
+    pub(super) fn is_held(&self, now: Duration) -> bool {
+        now < self.held_until
+    }
+
+    /// It takes connections, and nobody else has the slot.
+    pub(super) fn mend(&mut self) {
+        self.away_until = Duration::ZERO;
+        self.held_until = Duration::ZERO;
+    }
+
+    /// The slot is dropped, and perhaps somebody makes another.
+    pub(super) fn lose_slot(&mut self, is_made_again: bool) {
+        self.connection = None;
+        self.has_slot = false;
+        if is_made_again {
+            self.make_slot();
+        }
+    }
+
+    /// A slot in place of the one before: where it begins, and what had ended by then.
+    pub(super) fn make_slot(&mut self) -> (Lsn, Snapshot) {
+        // Running transactions are logged.
+        self.wal += 8;
+        self.has_slot = true;
+        self.confirmed = self.end();
+        self.confirmed_on_disk = self.confirmed;
+        (self.confirmed, self.snapshot())
+    }
+
+    /// Whether the slot does not send all that follows `position`.
+    pub(super) fn lacks(&self, position: &Position) -> bool {
+        !self.has_slot || self.confirmed > position.end_lsn
+    }
+
+    /// The rows of the table, in their order.
+    pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
+        let rows = self.log.iter().flat_map(|transaction| {
+            let xid = transaction.xid;
+            let row = move |event: &Logged| Row { event: *event, xid };
+            transaction.events.iter().map(row)
+        });
+        let mut rows: Vec<Row> = rows.collect();
+        rows.sort_unstable_by_key(|row| (row.event.1, row.event.0));
+        rows.into_iter()
     }
 
     pub(super) fn connect(&mut self) {
@@ -162,7 +236,11 @@ impl Server {
     }
 
     /// The next message of the connection, if it has one.
-    pub(super) fn send(&mut self, random: &mut fastrand::Rng) -> Option<Sent> {
+    pub(super) fn send(
+        &mut self,
+        lacks_topic: &dyn Fn(Logged) -> bool,
+        random: &mut fastrand::Rng,
+    ) -> Option<Sent> {
         let wal = Lsn::new(self.wal);
         let connection = self.connection.as_mut()?;
         if let Some(sent) = connection.queue.pop_front() {
@@ -179,7 +257,7 @@ impl Server {
         let transaction = &self.log[connection.next];
         connection.next += 1;
         let is_known = connection.relation == Some(transaction.is_renamed);
-        connection.queue = messages(transaction, is_known, random);
+        connection.queue = messages(transaction, is_known, self.has_keys, lacks_topic, random);
         if !transaction.events.is_empty() {
             connection.relation = Some(transaction.is_renamed);
         }
@@ -212,6 +290,8 @@ impl Server {
 fn messages(
     transaction: &Transaction,
     relation_sent: bool,
+    has_keys: bool,
+    lacks_topic: &dyn Fn(Logged) -> bool,
     random: &mut fastrand::Rng,
 ) -> VecDeque<Sent> {
     let mut queue = VecDeque::new();
@@ -233,19 +313,18 @@ fn messages(
     for &(aggregate, version) in &transaction.events {
         let wal_start = random.u64(0..commit);
         if random.u8(0..8) == 0 {
-            push(
-                wal_start,
-                message(false, PREFIX, wal_start, aggregate, version),
-            );
-            push(
-                wal_start,
-                message(true, "elsewhere", wal_start, aggregate, version),
-            );
+            let other = |transactional, prefix| {
+                message(transactional, prefix, wal_start, (aggregate, version), true)
+            };
+            push(wal_start, other(false, PREFIX));
+            push(wal_start, other(true, "elsewhere"));
         }
-        // An aggregate has one outbox.
-        let body = match aggregate % 3 {
-            0 => message(true, PREFIX, wal_start, aggregate, version),
-            _ => insert(aggregate, version),
+        let event = (aggregate, version);
+        let has_topic = !lacks_topic(event);
+        let body = if is_row(event, has_keys) {
+            insert(event, has_topic)
+        } else {
+            message(true, PREFIX, wal_start, event, has_topic)
         };
         push(wal_start, body);
     }
@@ -254,8 +333,7 @@ fn messages(
 }
 
 fn relation(is_renamed: bool) -> Vec<u8> {
-    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"];
-    let mut body = pgoutput::relation(TABLE_OID, &columns.map(|name| (name, 25)));
+    let mut body = pgoutput::relation(TABLE_OID, &COLUMNS.map(|name| (name, 25)));
     if is_renamed {
         let start = b"R0000public\0".len();
         body[start..start + b"outbox".len()].copy_from_slice(b"former");
@@ -273,22 +351,104 @@ pub(super) fn is_id_shared(version: u64) -> bool {
     version.is_multiple_of(5)
 }
 
-fn insert(aggregate: u8, version: u64) -> Vec<u8> {
+/// Whether an event is a row. An aggregate has one outbox.
+fn is_row((aggregate, _): Logged, has_keys: bool) -> bool {
+    has_keys || !aggregate.is_multiple_of(3)
+}
+
+/// The row of an event that has one to mark, which no other event has.
+pub(super) fn row_of(event: Logged, has_keys: bool) -> Option<RowId> {
+    let (aggregate, version) = event;
     let id = id(aggregate, version);
-    let aggregate = aggregate.to_string();
-    let version = version.to_string();
-    pgoutput::insert(TABLE_OID, &[&id, "order", &aggregate, "t", &version])
+    if has_keys {
+        let payload = version.to_string();
+        return Some(RowId::new(
+            0,
+            [id.as_bytes(), payload.as_bytes()].into_iter(),
+        ));
+    }
+    let is_alone = !is_id_shared(version) && !is_id_shared(version + 1);
+    (is_row(event, false) && is_alone).then(|| RowId::new(0, std::iter::once(id.as_bytes())))
+}
+
+const COLUMNS: [&str; 5] = ["id", "aggregatetype", "aggregateid", "type", "payload"];
+
+/// The columns that are read from the table.
+pub(super) fn columns(outbox: &OutboxConfig) -> Vec<RelationColumn> {
+    let column = |name: &String| RelationColumn {
+        name: name.clone(),
+        type_oid: 25,
+        type_modifier: -1,
+    };
+    outbox.columns.iter().map(column).collect()
+}
+
+/// A row of the table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    pub(super) event: Logged,
+    pub(super) xid: u64,
+}
+
+impl Row {
+    /// Its place in the order.
+    pub(super) fn key(&self) -> Key {
+        let (aggregate, version) = self.event;
+        Key {
+            order: Some(version.to_string()),
+            id: aggregate.to_string(),
+            rest: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_after(&self, key: &Key) -> bool {
+        let number = |text: &str| text.parse::<u64>().unwrap();
+        let (aggregate, version) = self.event;
+        let order = key.order.as_deref().unwrap();
+        (version, u64::from(aggregate)) > (number(order), number(&key.id))
+    }
+
+    /// Its value of a column.
+    pub(super) fn value(&self, column: &str, has_topic: bool) -> Option<String> {
+        let at = COLUMNS.iter().position(|name| *name == column).unwrap();
+        values(self.event, has_topic)[at].clone()
+    }
+}
+
+/// In the order of [`COLUMNS`].
+fn values((aggregate, version): Logged, has_topic: bool) -> [Option<String>; 5] {
+    [
+        Some(id(aggregate, version)),
+        has_topic.then(|| "order".to_owned()),
+        Some(aggregate.to_string()),
+        Some("t".to_owned()),
+        Some(version.to_string()),
+    ]
+}
+
+fn insert(event: Logged, has_topic: bool) -> Vec<u8> {
+    let values = values(event, has_topic);
+    let values = values.each_ref().map(|value| value.as_deref());
+    pgoutput::insert(TABLE_OID, &values)
 }
 
 /// What a row would say, in a message.
-fn message(transactional: bool, prefix: &str, lsn: u64, aggregate: u8, version: u64) -> Vec<u8> {
+fn message(
+    transactional: bool,
+    prefix: &str,
+    lsn: u64,
+    (aggregate, version): Logged,
+    has_topic: bool,
+) -> Vec<u8> {
     let id = id(aggregate, version);
+    let of_type = if has_topic { r#""order""# } else { "null" };
     let content = format!(
         concat!(
-            r#"{{"id": "{id}", "aggregatetype": "order", "#,
+            r#"{{"id": "{id}", "aggregatetype": {of_type}, "#,
             r#""aggregateid": {aggregate}, "payload": {version}}}"#
         ),
         id = id,
+        of_type = of_type,
         aggregate = aggregate,
         version = version
     );

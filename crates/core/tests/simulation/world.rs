@@ -1,7 +1,7 @@
 //! Server, broker, store and relay in one place, and the dice that say what happens next.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::future::Future as _;
 use std::hash::{Hash as _, Hasher as _};
@@ -10,61 +10,70 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+use walrelay_core::catch_up::CatchUp;
 use walrelay_core::config::{
-    DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, TransactionConfig,
+    DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, RetryConfig, TransactionConfig,
 };
-use walrelay_core::error::{Disposition, Error};
-use walrelay_core::event::{BaseTypes, RowId};
+use walrelay_core::error::{Error, Kind};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
 use walrelay_core::ledger::trail::{Pair, Published};
-use walrelay_core::parked::Batch;
 use walrelay_core::position::{Lsn, Position, ServerIdentity};
-
-use walrelay_core::publisher::delivered_before::DeliveredBefore;
-use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Pipeline;
-use walrelay_core::publisher::{IntakeClosed, Setup};
+use walrelay_core::publisher::{Publisher, Setup};
+use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
 use walrelay_core::snapshot::Snapshot;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
-use super::parked::{Pass, Tables};
-use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Promise, Reached};
-use super::server::{PREFIX, Sent, Server, TABLE_OID, Transaction, id, is_id_shared};
+use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
+use super::server::{PREFIX, Server, Transaction, is_id_shared};
+use super::session::{LONGEST, Process};
+use super::table::Reading;
+use super::upkeep::Parks;
 
 /// Steps that are told of a failure.
 const TOLD: usize = 40;
+
+/// The time of a step once faults have stopped.
+const SETTLES_BY: Duration = Duration::from_secs(6);
 
 /// See the module's documentation.
 pub(super) struct World {
     /// Gives each step dice of its own, so that what one step draws shifts no other.
     dice: fastrand::Rng,
-    random: fastrand::Rng,
-    mode: Mode,
-    faults: Faults,
-    limits: Limits,
-    now: Duration,
-    server: Server,
-    broker: Shared,
+    pub(super) random: fastrand::Rng,
+    pub(super) mode: Mode,
+    pub(super) faults: Faults,
+    pub(super) limits: Limits,
+    pub(super) delivery: DeliveryConfig,
+    pub(super) now: Duration,
+    pub(super) server: Server,
+    pub(super) broker: Shared,
     /// What the store holds, and what is being written to it.
-    stored: Stored,
-    storing: Option<Stored>,
+    pub(super) stored: Stored,
+    pub(super) storing: Option<Stored>,
+    /// What the store has as published in whole.
+    pub(super) published: BTreeSet<Logged>,
     /// A snapshot, while the end of the log is asked for.
-    snapshot: Option<Snapshot>,
-    pipeline: Option<Pipeline<Producer>>,
-    reached: Reached,
+    pub(super) snapshot: Option<Snapshot>,
+    /// The process of the relay, with its pipeline, or what it does at the table.
+    pub(super) process: Process,
+    pub(super) pipeline: Option<Pipeline<Producer>>,
+    pub(super) reading: Option<Reading>,
+    pub(super) reached: Reached,
     /// Where rows are marked and events are parked.
-    parks: Option<Parks>,
+    pub(super) parks: Option<Parks>,
     trace: DefaultHasher,
     last: VecDeque<Told>,
 }
 
 /// A record of the store.
-#[derive(Debug, Clone)]
-struct Stored {
-    position: Position,
-    published: Option<Published>,
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Stored {
+    pub(super) position: Position,
+    pub(super) published: Option<Published>,
+    pub(super) catch_up: Option<CatchUp>,
 }
 
 /// A step, for people.
@@ -77,22 +86,13 @@ struct Told {
     in_flight: usize,
 }
 
-/// What Postgres has beside the log, and what the relay does there.
-#[derive(Default)]
-struct Parks {
-    tables: Tables,
-    /// A batch that is being written.
-    writing: Option<Batch>,
-    pass: Option<Pass>,
-    memory: RetryMemory,
-}
-
 impl World {
     pub(super) fn new(plan: &Plan) -> Self {
         let Plan {
             seed, mode, faults, ..
         } = plan;
-        let server = Server::new();
+        // Messages are in no table.
+        let server = Server::new(!faults.has(Fault::SlotLost));
         let mut dice = fastrand::Rng::with_seed(*seed);
         let broker = match mode.bus {
             Bus::Gapless => Broker::default(),
@@ -112,6 +112,7 @@ impl World {
                 snapshot: server.snapshot(),
                 lsn: server.confirmed,
             })),
+            catch_up: None,
         };
         World {
             random: dice.fork(),
@@ -123,13 +124,17 @@ impl World {
                 bytes: if is_small { 4 * (each + 100) } else { 1 << 20 },
                 each: 100,
             },
+            delivery: delivery(*mode),
             now: Duration::ZERO,
             server,
             broker: Arc::new(Mutex::new(broker)),
             stored,
             storing: None,
+            published: BTreeSet::new(),
             snapshot: None,
+            process: Process::default(),
             pipeline: None,
+            reading: None,
             reached: Reached::default(),
             parks: (mode.on_error == OnError::Park).then(Parks::default),
             trace: DefaultHasher::new(),
@@ -139,7 +144,9 @@ impl World {
 
     /// What was reached.
     pub(super) fn reached(&mut self) -> Reached {
-        self.count_of_producer();
+        if let Some(pipeline) = self.pipeline.take() {
+            self.count_of(&pipeline.publisher);
+        }
         let mut reached = self.reached.clone();
         let broker = self.broker.lock().unwrap();
         reached.count(Path::QueueFull, broker.full);
@@ -182,13 +189,14 @@ impl World {
     }
 
     fn tell(&mut self, what: &'static str) {
-        let ledger = self.pipeline.as_ref().map(|it| &it.publisher.ledger);
+        let publisher = self.publisher();
+        let in_flight = publisher.map_or(0, |it| it.ledger.in_flight_events());
         let told = Told {
             number: self.reached.steps,
             what,
             stored: self.stored.position,
             confirmed: self.server.confirmed,
-            in_flight: ledger.map_or(0, |ledger| ledger.in_flight_events()),
+            in_flight,
         };
         if self.last.len() == TOLD {
             self.last.pop_front();
@@ -209,31 +217,40 @@ impl World {
         self.broker.lock().unwrap().is_transactional()
     }
 
-    fn setup(&self) -> Setup {
-        let mut setup = setup();
-        setup.limits = self.limits;
-        setup.delivery.on_error = self.mode.on_error;
+    /// Whether no event may be seen twice. A killed relay does not know which rows of an open
+    /// transaction it committed, should the slot be lost.
+    pub(super) fn is_exact(&self) -> bool {
+        self.is_transactional() && !self.faults.has(Fault::SlotLost)
+    }
+
+    pub(super) fn setup(&self) -> Setup {
+        let mut table = OutboxConfig::default();
+        let mut outboxes = Vec::new();
+        if self.server.has_keys {
+            table.name_rows_by(&["payload".to_owned()], None);
+        } else {
+            // Columns and route are those of the table.
+            outboxes.push(OutboxConfig {
+                source: EventSource::Messages(PREFIX.to_owned()),
+                ..OutboxConfig::default()
+            });
+        }
+        outboxes.insert(0, table);
         if self.mode.reads_tails {
-            for outbox in &mut setup.outboxes {
+            for outbox in &mut outboxes {
                 outbox.route.id_header = Some("id".to_owned());
                 outbox.route.position_header = Some("position".to_owned());
             }
         }
         if self.parks.is_some() {
-            setup.outboxes[0].upkeep.mark = Some("published = true".to_owned());
+            outboxes[0].upkeep.mark = Some("published = true".to_owned());
         }
-        if self.is_transactional() {
-            let interval = Duration::from_millis(300);
-            let timeout = Duration::from_secs(3);
-            setup.delivery.guarantee = Guarantee::ExactlyOnce;
-            setup.delivery.transaction = TransactionConfig {
-                id_prefix: "simulated-".to_owned(),
-                max_events: 4,
-                interval,
-                timeout,
-            };
+        Setup {
+            slot: "simulated".parse().unwrap(),
+            outboxes,
+            limits: self.limits,
+            delivery: self.delivery.clone(),
         }
-        setup
     }
 
     /// One thing happens.
@@ -241,17 +258,26 @@ impl World {
         self.random = self.dice.fork();
         // Waits are shortened at random.
         fastrand::seed(self.dice.u64(..));
-        let time = Duration::from_millis(self.random.u64(0..200));
+        let longest = match (self.is_open(), self.takes_acks()) {
+            (true, _) => 200,
+            // A bus that acks at all does so in time.
+            (false, true) => 20,
+            // Nobody waits for a relay that waits.
+            (false, false) => 2_000,
+        };
+        let time = Duration::from_millis(self.random.u64(0..longest));
         self.passes(time);
         let at_stake = self.at_stake();
         let before = self.of_broker();
         let (what, fault) = self.one_thing();
         self.reached.steps += 1;
         self.tell(what);
-        let [refused, held_up] = self.of_broker();
-        let fault = fault
-            .or((refused > before[0]).then_some(Fault::Refusal))
-            .or((held_up > before[1]).then_some(Fault::BrokerDown));
+        let after = self.of_broker();
+        let met = before
+            .iter()
+            .zip(&after)
+            .map(|((fault, before), (_, after))| (before < after).then_some(*fault));
+        let fault = met.flatten().next().or(fault);
         if let Some(fault) = fault {
             *self.reached.faults.entry(fault).or_default() += 1;
             for promise in at_stake {
@@ -261,12 +287,15 @@ impl World {
         self.check_promises();
     }
 
-    /// Refusals, and times that nothing was taken.
-    fn of_broker(&self) -> [u64; 2] {
+    /// How often the relay met each fault of the bus and of events.
+    fn of_broker(&self) -> [(Fault, u64); 4] {
         let broker = self.broker.lock().unwrap();
+        let refused = broker.refused_alone + broker.batches_refused + broker.refused.len() as u64;
         [
-            broker.refused_alone + broker.batches_refused + broker.refused.len() as u64,
-            broker.held_up,
+            (Fault::TopicRefused, broker.topic_refusals),
+            (Fault::Unroutable, broker.topics_lacked),
+            (Fault::Refusal, refused),
+            (Fault::BrokerDown, broker.held_up),
         ]
     }
 
@@ -277,7 +306,6 @@ impl World {
         }
         let has = |fault| self.faults.has(fault);
         let took = |is_effective: bool, fault| is_effective.then_some(fault);
-        let is_connected = self.server.is_connected();
         match self.random.u32(0..100) {
             0..12 => self.write(),
             12..16 => self.server.write_elsewhere(&mut self.random),
@@ -299,18 +327,21 @@ impl World {
                 return ("confirm", None);
             }
             94 if has(Fault::Disconnect) => {
-                self.disconnect();
-                return ("disconnect", took(is_connected, Fault::Disconnect));
+                let is_open = self.is_open();
+                self.lose_connection();
+                return ("disconnect", took(is_open, Fault::Disconnect));
             }
             95 if has(Fault::ServerCrash) => {
+                let is_open = self.is_open();
                 let before = self.server.confirmed;
-                self.disconnect();
-                self.server.crash();
+                let away = Duration::from_millis(self.random.u64(0..3_000));
+                self.server.crash(self.now + away);
+                self.lose_connection();
                 let went_back = self.server.confirmed < before;
                 self.reached.count(Path::SlotWentBack, u64::from(went_back));
                 return (
                     "server crash",
-                    took(is_connected || went_back, Fault::ServerCrash),
+                    took(is_open || went_back, Fault::ServerCrash),
                 );
             }
             96 if has(Fault::DeliveryFailure) => {
@@ -319,18 +350,13 @@ impl World {
                 return ("delivery failure", took(!is_empty, Fault::DeliveryFailure));
             }
             97 if has(Fault::RelayKill) => {
-                let was_there = self.pipeline.is_some();
+                let was_there = self.pipeline.is_some() || self.reading.is_some();
                 self.kill();
                 return ("kill", took(was_there, Fault::RelayKill));
             }
-            98 if has(Fault::BrokerDown) => {
-                let mut broker = self.broker.lock().unwrap();
-                broker.down = !broker.down;
-                return ("broker down or up", None);
-            }
+            98 => return self.outage(),
             99 => {
-                let mut broker = self.broker.lock().unwrap();
-                broker.unfit.retain(|_| self.random.bool());
+                self.broker.lock().unwrap().mend_some(&mut self.random);
                 return ("causes mended", None);
             }
             _ => return ("nothing", None),
@@ -338,33 +364,45 @@ impl World {
         ("write", None)
     }
 
-    /// Promises that a wrong rule could break now.
-    fn at_stake(&self) -> Vec<Promise> {
-        let mut promises = Vec::new();
-        let position = self.stored.position;
-        let unstored = self.server.log.iter().rev();
-        let unstored = unstored.take_while(|it| it.end_lsn > position.end_lsn);
-        let mut keys = [0; 4];
-        for (aggregate, _) in unstored.flat_map(|it| &it.events) {
-            keys[usize::from(*aggregate)] += 1;
-        }
-        let mut put = |is_so: bool, promise| {
-            if is_so {
-                promises.push(promise);
-            }
+    /// Something is away for a while, or for good.
+    fn outage(&mut self) -> (&'static str, Option<Fault>) {
+        let kinds = [
+            Fault::BrokerDown,
+            Fault::TopicRefused,
+            Fault::SlotActive,
+            Fault::SlotLost,
+        ];
+        let is_possible = |fault: &Fault| {
+            self.faults.has(*fault)
+                && (*fault != Fault::TopicRefused || self.mode.has_topic_refusals())
         };
-        put(keys.iter().any(|count| *count > 1), Promise::P2);
-        put(!self.broker.lock().unwrap().unfit.is_empty(), Promise::P3);
-        if let Some(pipeline) = &self.pipeline {
-            let publisher = &pipeline.publisher;
-            let received = publisher.ledger.received();
-            put(!position.is_at_or_after(&received), Promise::P1);
-            put(!publisher.has_room(), Promise::P4);
-            put(!pipeline.trail.wants_pair(), Promise::P12);
-            put(!publisher.write_backs.is_empty(), Promise::P13);
-            put(publisher.transaction.is_open(), Promise::P14);
+        let chosen = kinds.into_iter().filter(is_possible);
+        let chosen = self.random.choice(chosen.collect::<Vec<_>>());
+        match chosen {
+            Some(Fault::TopicRefused) => {
+                let mut broker = self.broker.lock().unwrap();
+                broker.topic_refuses = !broker.topic_refuses;
+                ("topic refuses or not", None)
+            }
+            Some(Fault::SlotActive) => {
+                let held = Duration::from_millis(self.random.u64(0..5_000));
+                self.server.hold(self.now + held);
+                self.lose_connection();
+                ("slot held", chosen)
+            }
+            Some(Fault::SlotLost) => {
+                let is_made_again = self.random.bool();
+                self.server.lose_slot(is_made_again);
+                self.lose_connection();
+                ("slot lost", chosen)
+            }
+            Some(_) => {
+                let mut broker = self.broker.lock().unwrap();
+                broker.down = !broker.down;
+                ("broker down or up", None)
+            }
+            None => ("nothing", None),
         }
-        promises
     }
 
     fn write(&mut self) {
@@ -372,119 +410,23 @@ impl World {
         self.server.write(&mut self.random);
         let mut broker = self.broker.lock().unwrap();
         for event in self.server.log[before..].iter().flat_map(|it| &it.events) {
-            let is_unfit = self.random.u8(0..10) == 0;
-            if is_unfit && self.faults.has(Fault::Refusal) {
-                broker.unfit.insert(*event);
+            match self.random.u8(0..20) {
+                0 | 1 if self.faults.has(Fault::Refusal) => _ = broker.unfit.insert(*event),
+                2 if self.faults.has(Fault::Unroutable) => _ = broker.unroutable.insert(*event),
+                _ => {}
             }
         }
     }
 
-    fn disconnect(&mut self) {
-        self.server.disconnect();
-        self.end_pass();
-    }
-
-    // Marks and parked events.
-
-    fn step_of_parks(&mut self) -> (&'static str, Option<Fault>) {
-        match self.random.u8(0..24) {
-            0 => {
-                let mut broker = self.broker.lock().unwrap();
-                broker.unfit.retain(|_| self.random.bool());
-                ("causes mended", None)
-            }
-            1..4 => {
-                let parks = self.parks.as_mut().unwrap();
-                parks.tables.operate(&mut self.random);
-                ("asked", None)
-            }
-            4..10 => {
-                let may_fail = self.faults.has(Fault::WriteLost);
-                let is_lost = self.write_back(may_fail);
-                ("write back", is_lost.then_some(Fault::WriteLost))
-            }
-            _ => {
-                self.retry(self.faults.has(Fault::WriteLost));
-                ("retry", None)
-            }
+    fn lose_connection(&mut self) {
+        if !self.is_open() {
+            return;
         }
-    }
-
-    /// A batch that is being written ends, or one that is due begins. Whether it failed, or nobody
-    /// knows.
-    fn write_back(&mut self, may_fail: bool) -> bool {
-        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.pipeline) else {
-            return false;
-        };
-        let write_backs = &mut pipeline.publisher.write_backs;
-        let Some(batch) = parks.writing.take() else {
-            parks.writing = write_backs.begin(self.random.usize(1..4));
-            return false;
-        };
-        let outcome = self.random.u8(0..6);
-        let outcome = if may_fail { outcome } else { 2 };
-        if outcome > 0 {
-            parks.tables.commit(&batch);
-        }
-        if outcome > 1 {
-            write_backs.finish();
+        if self.reading.is_none() && self.random.bool() {
+            self.session_done(Ended::ServerShutDown);
         } else {
-            // It was refused, or nobody knows.
-            write_backs.abandon();
-        }
-        outcome <= 1
-    }
-
-    /// A pass of retries begins, or goes on.
-    fn retry(&mut self, may_fail: bool) {
-        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.pipeline) else {
-            return;
-        };
-        if !self.server.is_connected() {
-            return;
-        }
-        let slot = pipeline.publisher.setup.slot.clone();
-        let parking = &mut pipeline.publisher.judge.parking;
-        let Some(pass) = &mut parks.pass else {
-            if parking.is_any() {
-                let stored = pipeline.confirm.stored_position();
-                let (pass, report) = Pass::begin(&mut parks.tables, stored, &mut self.reached);
-                parks.pass = Some(pass);
-                parking.retried(report, &slot);
-            }
-            return;
-        };
-        let mut broker = self.broker.lock().unwrap();
-        if broker.down {
-            return;
-        }
-        let step = pass.step(
-            &mut parks.tables,
-            &broker.unfit,
-            &mut parks.memory,
-            &mut self.reached,
-            may_fail,
-            &mut self.random,
-        );
-        broker.took(&step.appended);
-        parking.retried(step.report, &slot);
-        if step.is_over {
-            parks.pass = None;
-        }
-    }
-
-    /// The session of a pass ends.
-    fn end_pass(&mut self) {
-        let Some(parks) = &mut self.parks else {
-            return;
-        };
-        let mut broker = self.broker.lock().unwrap();
-        if let Some(pass) = parks.pass.take() {
-            let landed = pass.gone(&broker.unfit, &mut self.random);
-            broker.took(&landed);
-        }
-        if let Some(batch) = parks.writing.take().filter(|_| self.random.bool()) {
-            parks.tables.commit(&batch);
+            let error = Error::new(Kind::PostgresUnreachable, "the model cut it");
+            self.interrupted(error);
         }
     }
 
@@ -496,9 +438,17 @@ impl World {
     /// Faults stop, and everything that was written has to arrive and be confirmed.
     pub(super) fn settle(&mut self) {
         self.broker.lock().unwrap().down = false;
-        self.broker.lock().unwrap().unfit.clear();
+        self.broker.lock().unwrap().mend();
+        self.server.mend();
+        let opens_by = self.now + LONGEST + SETTLES_BY;
+        let mut has_opened = false;
         for _ in 0..2_000 {
-            self.passes(Duration::from_secs(6));
+            let is_draining = self.takes_acks() && !self.is_open();
+            self.passes(if is_draining {
+                Duration::from_millis(10)
+            } else {
+                SETTLES_BY
+            });
             if let Some(parks) = &mut self.parks {
                 parks.tables.retry_all();
             }
@@ -506,6 +456,8 @@ impl World {
             self.write_back(false);
             self.retry(false);
             self.receive();
+            has_opened |= self.is_open();
+            assert!(has_opened || self.now < opens_by, "P9: no session opens");
             self.ack();
             self.store();
             self.confirm();
@@ -531,102 +483,6 @@ impl World {
         );
     }
 
-    /// The relay connects where it must, and takes in one message where it has room.
-    fn receive(&mut self) {
-        if self.is_transactional() && !self.server.is_connected() && self.pipeline.is_some() {
-            // Every session has a producer of its own.
-            self.kill();
-        }
-        if self.pipeline.is_none() {
-            let start = self.stored.position;
-            let is_inside = start.partial.is_some();
-            let path = Path::RestartedInsideATransaction;
-            self.reached.count(path, u64::from(is_inside));
-            self.server.disconnect();
-            self.pipeline = Some(self.process(start));
-        }
-        let pipeline = self.pipeline.as_mut().unwrap();
-        if !self.server.is_connected() {
-            self.server.connect();
-            let is_inside = pipeline.publisher.ledger.received().partial.is_some();
-            let path = Path::ResumedInsideATransaction;
-            self.reached.count(path, u64::from(is_inside));
-            // A store nobody waited for any more may have happened.
-            if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
-                self.stored = stored;
-            }
-            pipeline.reconnected();
-            if let Some(parks) = &self.parks {
-                pipeline.publisher.begin_look();
-                pipeline.publisher.judge.parking.begin(parks.tables.index());
-            }
-        }
-        read_tail(pipeline, &self.broker, &mut self.random);
-        if let Err(error) = pipeline.publisher.retry_pending() {
-            return self.ended(&error);
-        }
-        pipeline.look(self.now, false);
-        let closed = pipeline.publisher.intake_closed();
-        let is_full = closed == Some(IntakeClosed::InFlightBytes);
-        self.reached.count(Path::BytesFull, u64::from(is_full));
-        if closed.is_some() {
-            return;
-        }
-        match self.server.send(&mut self.random) {
-            None => {}
-            Some(Sent::Keepalive { wal_end }) => pipeline.keepalive(wal_end),
-            Some(Sent::Data { wal_start, body }) => {
-                let ledger = &pipeline.publisher.ledger;
-                let has_room = ledger.in_flight_bytes() < self.limits.bytes;
-                let next = ledger.next();
-                let taken = pipeline.data(wal_start, &body, epoch() + self.now);
-                let is_event = pipeline.publisher.ledger.next() != next;
-                assert!(
-                    has_room || !is_event,
-                    "P4: an event is taken in beyond the limit"
-                );
-                if let Err(error) = taken {
-                    self.ended(&error);
-                }
-            }
-        }
-    }
-
-    /// The relay ends at an event that cannot be delivered, until somebody mends the cause.
-    fn ended(&mut self, error: &Error) {
-        assert_eq!(self.mode.on_error, OnError::Stop, "it ended: {error}");
-        self.reached.count(Path::Stopped, 1);
-        self.kill();
-        self.broker.lock().unwrap().unfit.clear();
-    }
-
-    /// The pipeline of a new producer.
-    fn pipeline(&self, start: Position, published: Option<Published>) -> Pipeline<Producer> {
-        let sink = Producer(Arc::clone(&self.broker));
-        let stored = self.stored.position;
-        let made = Pipeline::new(&self.setup(), start, stored, published, sink, self.now);
-        let mut pipeline = made.expect("a pipeline");
-        let table_oids = HashMap::from([(TABLE_OID, 0)]);
-        pipeline
-            .assembler
-            .set_catalog(table_oids, BaseTypes::default());
-        let server = origin();
-        let publisher = &mut pipeline.publisher;
-        publisher.set_origin(&server.system_identifier, server.timeline);
-        pipeline
-    }
-
-    /// The pipeline of a process that begins.
-    fn process(&self, start: Position) -> Pipeline<Producer> {
-        let mut pipeline = self.pipeline(start, self.stored.published.clone());
-        if self.mode.reads_tails {
-            let outboxes = &pipeline.publisher.setup.outboxes;
-            let before = DeliveredBefore::new(outboxes, &origin(), start, self.server.end());
-            pipeline.publisher.judge.before = before.map(Box::new);
-        }
-        pipeline
-    }
-
     fn ack(&mut self) {
         let mut deliveries = Vec::new();
         for _ in 0..self.random.usize(1..4) {
@@ -640,72 +496,33 @@ impl World {
         self.deliver(failed.into_iter().collect());
     }
 
+    /// What the producer is told is taken in by the session, or by the next one.
     fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        let is_transactional = self.is_transactional();
-        let Some(pipeline) = self.pipeline.as_mut() else {
+        self.broker.lock().unwrap().told.extend(deliveries);
+        if !self.takes_acks() {
+            return;
+        }
+        let Some(publisher) = self.publisher() else {
             return;
         };
-        self.broker.lock().unwrap().told = deliveries;
-        let told = pin!(pipeline.publisher.receive_deliveries())
-            .poll(&mut Context::from_waker(Waker::noop()));
-        assert!(told.is_ready());
-        if let Err(error) = pipeline.publisher.delivered() {
-            if error.kind().disposition() != Disposition::Retry {
-                return self.ended(&error);
-            }
-            if is_transactional {
-                self.kill();
-                return;
-            }
-            // The producer is finished. A new one starts behind what was delivered, not behind what
-            // was stored.
-            let start = pipeline.publisher.ledger.delivered();
-            let published = pipeline.trail.published(&start).cloned();
-            let write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
-            let mut quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
-            self.lose_producer();
-            let mut pipeline = self.pipeline(start, published);
-            pipeline.publisher.write_backs = write_backs.behind(self.stored.position);
-            pipeline.publisher.judge.quarantine = quarantine.take_over();
-            self.pipeline = Some(pipeline);
+        if let Err(error) = take_in_told(publisher) {
+            self.interrupted(error);
         }
-    }
-
-    /// The relay is killed with -9.
-    fn kill(&mut self) {
-        // What was being stored may have made it.
-        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
-            self.stored = stored;
-            self.broker.lock().unwrap().commit();
-        }
-        self.lose_producer();
-        if let Some(parks) = &mut self.parks {
-            parks.memory = RetryMemory::default();
-        }
-    }
-
-    fn lose_producer(&mut self) {
-        self.count_of_producer();
-        self.broker.lock().unwrap().producer_gone(&mut self.random);
-        self.storing = None;
-        self.pipeline = None;
-        self.disconnect();
-    }
-
-    fn count_of_producer(&mut self) {
-        let Some(pipeline) = &self.pipeline else {
-            return;
-        };
-        let counts = pipeline.publisher.counts;
-        self.reached
-            .count(Path::DeliveredBefore, counts.delivered_before);
-        self.reached.count(Path::Skipped, counts.skipped);
-        self.reached.count(Path::Parked, counts.parked);
     }
 
     /// A store under way ends, or one that is due begins.
     fn store(&mut self) {
-        let Some(pipeline) = self.pipeline.as_mut() else {
+        if self.reading.is_some() {
+            if let Some(stored) = self.storing.take() {
+                self.stored = stored.clone();
+                self.broker.lock().unwrap().commit();
+                self.reached.count(Path::Snapshot, 1);
+                self.saved(stored);
+            }
+            return;
+        }
+        let is_open = self.is_open();
+        let Some(pipeline) = self.pipeline.as_mut().filter(|_| is_open) else {
             return;
         };
         if let Some(stored) = self.storing.take() {
@@ -730,6 +547,7 @@ impl World {
             self.storing = Some(Stored {
                 position,
                 published,
+                catch_up: None,
             });
         }
         // The end of the log is read some time after the snapshot.
@@ -741,167 +559,24 @@ impl World {
     }
 
     fn confirm(&mut self) {
-        if let Some(pipeline) = &self.pipeline {
-            self.server.status(pipeline.confirmable());
-        }
-    }
-
-    /// P1 at every step: what is confirmed is stored, and what is stored is in the log.
-    fn check_promises(&self) {
-        let confirmed = self.server.confirmed;
+        let Some(pipeline) = self.pipeline.as_ref().filter(|_| self.is_open()) else {
+            return;
+        };
+        let confirmed = pipeline.confirmable();
+        let stored = self.stored.position;
         assert!(
-            confirmed <= self.stored.position.end_lsn,
-            "P1: confirmed {confirmed} past stored {}",
-            self.stored.position
+            confirmed <= stored.end_lsn,
+            "P1: confirmed {confirmed} past stored {stored}"
         );
-        let mut delivered = self.logged_once();
-        if let Some(Parks { tables, .. }) = &self.parks {
-            let is_given =
-                |event: &Logged| delivered.contains(event) || tables.dropped.contains(event);
-            for event in self.server.log.iter().flat_map(|it| &it.events) {
-                let row = row_of(*event);
-                let is_marked = row.is_some_and(|row| tables.is_marked(&row));
-                assert!(!is_marked || is_given(event), "P13: {event:?} is marked");
-            }
-            delivered.extend(tables.parked());
-            delivered.extend(&tables.dropped);
-        }
-        delivered.extend(self.given_up());
-        for transaction in &self.server.log {
-            let is_stored = transaction.end_lsn <= self.stored.position.end_lsn;
-            if let Some(published) = &self.stored.published
-                && !transaction.events.is_empty()
-            {
-                let is_published = published.has(Some(transaction.xid));
-                assert!(
-                    is_stored || !is_published,
-                    "P12: {} is taken for published",
-                    transaction.xid
-                );
-                assert!(
-                    !is_stored || is_published,
-                    "P12: {} is forgotten, and would be published again",
-                    transaction.xid
-                );
-            }
-            let owed = match is_stored {
-                true => transaction.events.len(),
-                false => usize::try_from(self.stored.position.delivered_of(transaction.commit_lsn))
-                    .unwrap(),
-            };
-            for event in transaction.events.iter().take(owed) {
-                assert!(
-                    delivered.contains(event),
-                    "P1: stored {} past {event:?}, which nobody has",
-                    self.stored.position
-                );
-                if let Some(Parks { tables, .. }) = &self.parks {
-                    let row = row_of(*event);
-                    let is_written = row.is_none_or(|row| tables.is_marked(&row));
-                    assert!(
-                        is_written || tables.parked().contains(event),
-                        "P13: stored {} past {event:?}, which is not marked",
-                        self.stored.position
-                    );
-                }
-            }
-        }
-    }
-
-    /// Events of which nothing is sent: those that were refused, and no others.
-    fn given_up(&self) -> BTreeSet<Logged> {
-        match self.mode.on_error {
-            OnError::Skip => self.broker.lock().unwrap().refused.clone(),
-            OnError::Stop | OnError::DeadLetter | OnError::Park => BTreeSet::new(),
-        }
-    }
-
-    fn logged_once(&self) -> BTreeSet<Logged> {
-        self.broker
-            .lock()
-            .unwrap()
-            .visible()
-            .flatten()
-            .copied()
-            .collect()
-    }
-
-    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in
-    /// version order.
-    pub(super) fn check_delivery(&self) {
-        let committed: BTreeSet<Logged> = self
-            .server
-            .log
-            .iter()
-            .flat_map(|it| it.events.iter().copied())
-            .collect();
-        let delivered = self.logged_once();
-        let dropped = self
-            .parks
-            .as_ref()
-            .map(|parks| parks.tables.dropped.clone());
-        let mut dropped = dropped.unwrap_or_default();
-        dropped.extend(self.given_up());
-        let given: BTreeSet<Logged> = delivered.union(&dropped).copied().collect();
-        assert_eq!(committed.difference(&given).count(), 0, "lost");
-        assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
-        for log in self.broker.lock().unwrap().visible() {
-            let mut newest: HashMap<u8, u64> = HashMap::new();
-            let mut last: HashMap<u8, u64> = HashMap::new();
-            for &(aggregate, version) in log {
-                let before = newest.entry(aggregate).or_default();
-                let missing =
-                    (*before + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
-                assert_eq!(missing, None, "P2: {aggregate}-{version} came before it");
-                *before = version.max(*before);
-                let previous = last.insert(aggregate, version).unwrap_or_default();
-                let missing =
-                    (previous + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
-                assert_eq!(
-                    missing,
-                    None,
-                    "P2: {aggregate}-{version} follows the copy of {aggregate}-{previous}: {:?}",
-                    log.iter()
-                        .filter(|it| it.0 == aggregate)
-                        .collect::<Vec<_>>()
-                );
-            }
-            assert_eq!(last, newest, "P2: the newest event of a key comes last");
-        }
-        let broker = self.broker.lock().unwrap();
-        let unasked: Vec<_> = broker.letters.difference(&broker.refused).collect();
-        assert!(
-            unasked.is_empty(),
-            "P3: {unasked:?} were given up, and not refused"
-        );
-        assert!(broker.is_empty());
-    }
-
-    pub(super) fn duplicates(&self) -> usize {
-        let distinct = self.logged_once().len();
-        self.broker
-            .lock()
-            .unwrap()
-            .visible()
-            .map(<[Logged]>::len)
-            .sum::<usize>()
-            - distinct
+        self.server.status(confirmed);
     }
 }
 
-/// The tail that is waited for is read, or cannot be.
-fn read_tail(pipeline: &mut Pipeline<Producer>, broker: &Shared, random: &mut fastrand::Rng) {
-    let Some(before) = &mut pipeline.publisher.judge.before else {
-        return;
-    };
-    match before.unread() {
-        Some(mut tail) if random.u8(0..10) > 0 => {
-            broker.lock().unwrap().read(&mut tail);
-            before.read(tail, false);
-        }
-        Some(tail) if random.bool() => before.unreadable(&tail.topic),
-        Some(_) | None => {}
-    }
+/// What the producer is told is taken in.
+pub(super) fn take_in_told(publisher: &mut Publisher<Producer>) -> Result<(), Error> {
+    let told = pin!(publisher.receive_deliveries()).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(told.is_ready());
+    publisher.delivered()
 }
 
 /// Where the time of the model begins.
@@ -910,37 +585,34 @@ pub(super) fn epoch() -> Instant {
     *EPOCH
 }
 
-fn origin() -> ServerIdentity {
+pub(super) fn origin() -> ServerIdentity {
     ServerIdentity {
         system_identifier: "7".to_owned(),
         timeline: 1,
     }
 }
 
-/// The row of an event that has one to mark, which no other event has.
-fn row_of((aggregate, version): Logged) -> Option<RowId> {
-    let is_alone = !is_id_shared(version) && !is_id_shared(version + 1);
-    let has_row = aggregate % 3 != 0 && is_alone;
-    has_row.then(|| RowId::new(0, std::iter::once(id(aggregate, version).as_bytes())))
-}
-
-fn setup() -> Setup {
-    // Columns and route are those of the table.
-    let messages = OutboxConfig {
-        source: EventSource::Messages(PREFIX.to_owned()),
-        ..OutboxConfig::default()
+fn delivery(mode: Mode) -> DeliveryConfig {
+    let mut delivery = DeliveryConfig {
+        on_error: mode.on_error,
+        dead_letter_topic: LETTERS.to_owned(),
+        // Attempts end within a schedule.
+        retry: RetryConfig {
+            attempts: 3,
+            base: Duration::from_millis(200),
+            cap: Duration::from_secs(2),
+            ..RetryConfig::default()
+        },
+        ..DeliveryConfig::default()
     };
-    Setup {
-        slot: "simulated".parse().unwrap(),
-        outboxes: vec![OutboxConfig::default(), messages],
-        limits: Limits {
-            events: 6,
-            bytes: 1 << 20,
-            each: 0,
-        },
-        delivery: DeliveryConfig {
-            dead_letter_topic: LETTERS.to_owned(),
-            ..DeliveryConfig::default()
-        },
+    if mode.bus == Bus::Transactional {
+        delivery.guarantee = Guarantee::ExactlyOnce;
+        delivery.transaction = TransactionConfig {
+            id_prefix: "simulated-".to_owned(),
+            max_events: 4,
+            interval: Duration::from_millis(300),
+            timeout: Duration::from_secs(3),
+        };
     }
+    delivery
 }

@@ -1,0 +1,216 @@
+//! The promises that are checked, and those that are at stake.
+
+use std::collections::{BTreeSet, HashMap};
+
+use walrelay_core::config::OnError;
+use walrelay_core::ledger::trail::Published;
+
+use super::broker::Logged;
+use super::plan::{Path, Promise};
+use super::server::{Row, Transaction, row_of};
+use super::upkeep::Parks;
+use super::world::{Stored, World};
+
+impl World {
+    /// Promises that a wrong rule could break now.
+    pub(super) fn at_stake(&self) -> Vec<Promise> {
+        let mut promises = Vec::new();
+        let position = self.stored.position;
+        let unstored = self.server.log.iter().rev();
+        let unstored = unstored.take_while(|it| it.end_lsn > position.end_lsn);
+        let mut keys = [0; 4];
+        for (aggregate, _) in unstored.flat_map(|it| &it.events) {
+            keys[usize::from(*aggregate)] += 1;
+        }
+        let mut put = |is_so: bool, promise| {
+            if is_so {
+                promises.push(promise);
+            }
+        };
+        put(keys.iter().any(|count| *count > 1), Promise::P2);
+        put(
+            !self.broker.lock().unwrap().untaken().is_empty(),
+            Promise::P3,
+        );
+        if let Some(pipeline) = &self.pipeline {
+            let received = pipeline.publisher.ledger.received();
+            put(!position.is_at_or_after(&received), Promise::P1);
+            put(!pipeline.trail.wants_pair(), Promise::P12);
+        }
+        let reading = self.reading.as_ref().map(|it| &it.publisher);
+        put(reading.is_some(), Promise::P12);
+        let streaming = self.pipeline.as_ref().map(|it| &it.publisher);
+        if let Some(publisher) = reading.or(streaming) {
+            let in_flight = publisher.ledger.in_flight_events();
+            put(reading.is_some() && in_flight > 0, Promise::P1);
+            put(!publisher.has_room(), Promise::P4);
+            put(!publisher.write_backs.is_empty(), Promise::P13);
+            put(publisher.transaction.is_open(), Promise::P14);
+        }
+        promises.sort_unstable();
+        promises.dedup();
+        promises
+    }
+
+    /// At every step: what is stored is delivered and written back (P1, P13), and known to be
+    /// published (P12).
+    pub(super) fn check_promises(&mut self) {
+        let mut delivered = self.logged_once();
+        let has_keys = self.server.has_keys;
+        if let Some(Parks { tables, .. }) = &self.parks {
+            let is_given =
+                |event: &Logged| delivered.contains(event) || tables.dropped.contains(event);
+            for event in self.server.log.iter().flat_map(|it| &it.events) {
+                let row = row_of(*event, has_keys);
+                let is_marked = row.is_some_and(|row| tables.is_marked(&row));
+                assert!(!is_marked || is_given(event), "P13: {event:?} is marked");
+            }
+            delivered.extend(tables.parked());
+            delivered.extend(&tables.dropped);
+        }
+        delivered.extend(self.given_up());
+        let mut published = BTreeSet::new();
+        for transaction in &self.server.log {
+            let owed = self.owed(transaction);
+            let is_inside = transaction.end_lsn > self.stored.position.end_lsn;
+            if !is_inside || self.stored.catch_up.is_some() {
+                published.extend(&owed);
+            }
+            for event in &owed {
+                let stored = self.stored.position;
+                assert!(
+                    delivered.contains(event),
+                    "P1: stored {stored} past {event:?}, which nobody has"
+                );
+                if let Some(Parks { tables, .. }) = &self.parks {
+                    let row = row_of(*event, has_keys);
+                    let is_written = row.is_none_or(|row| tables.is_marked(&row));
+                    assert!(
+                        is_written || tables.parked().contains(event),
+                        "P13: stored {stored} past {event:?}, which is not marked"
+                    );
+                }
+            }
+        }
+        let forgotten: Vec<_> = self.published.difference(&published).collect();
+        assert!(
+            forgotten.is_empty(),
+            "P12: {forgotten:?} are forgotten, and would be published again"
+        );
+        self.published = published;
+    }
+
+    /// The events of a transaction that the store has as published.
+    fn owed(&self, transaction: &Transaction) -> Vec<Logged> {
+        let Stored {
+            position,
+            published,
+            catch_up,
+        } = &self.stored;
+        let events = transaction.events.iter().copied();
+        let xid = transaction.xid;
+        let is_known = |published: &Published| published.has(Some(xid));
+        let is_published = published.as_ref().is_some_and(is_known);
+        if let Some(catch_up) = catch_up {
+            let until = catch_up.until.as_ref();
+            let is_read = |event: &Logged| {
+                let is_seen = until.is_some_and(|until| until.sees(xid));
+                let row = Row { event: *event, xid };
+                let is_behind = |after| !row.is_after(after);
+                is_seen && catch_up.after.as_ref().is_some_and(is_behind)
+            };
+            return events.filter(|it| is_published || is_read(it)).collect();
+        }
+        if transaction.end_lsn > position.end_lsn {
+            let owed = position.delivered_of(transaction.commit_lsn);
+            let is_wrong = is_published && !transaction.events.is_empty();
+            assert!(!is_wrong, "P12: {xid} is taken for published");
+            return events.take(usize::try_from(owed).unwrap()).collect();
+        }
+        let is_forgotten = published.is_some() && !is_published && !transaction.events.is_empty();
+        assert!(
+            !is_forgotten,
+            "P12: {xid} is forgotten, and would be published again"
+        );
+        events.collect()
+    }
+
+    /// Events of which nothing is sent: those that were refused, and no others.
+    fn given_up(&self) -> BTreeSet<Logged> {
+        match self.mode.on_error {
+            OnError::Skip => self.broker.lock().unwrap().refused.clone(),
+            OnError::Stop | OnError::DeadLetter | OnError::Park => BTreeSet::new(),
+        }
+    }
+
+    fn logged_once(&self) -> BTreeSet<Logged> {
+        self.broker
+            .lock()
+            .unwrap()
+            .visible()
+            .flatten()
+            .copied()
+            .collect()
+    }
+
+    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in
+    /// version order.
+    pub(super) fn check_delivery(&self) {
+        let committed: BTreeSet<Logged> = self
+            .server
+            .log
+            .iter()
+            .flat_map(|it| it.events.iter().copied())
+            .collect();
+        let delivered = self.logged_once();
+        let dropped = self
+            .parks
+            .as_ref()
+            .map(|parks| parks.tables.dropped.clone());
+        let mut dropped = dropped.unwrap_or_default();
+        dropped.extend(self.given_up());
+        let given: BTreeSet<Logged> = delivered.union(&dropped).copied().collect();
+        assert_eq!(committed.difference(&given).count(), 0, "lost");
+        assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
+        for log in self.broker.lock().unwrap().visible() {
+            let mut newest: HashMap<u8, u64> = HashMap::new();
+            let mut last: HashMap<u8, u64> = HashMap::new();
+            for &(aggregate, version) in log {
+                let before = newest.entry(aggregate).or_default();
+                let missing =
+                    (*before + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
+                assert_eq!(missing, None, "P2: {aggregate}-{version} came before it");
+                *before = version.max(*before);
+                let previous = last.insert(aggregate, version).unwrap_or_default();
+                let missing =
+                    (previous + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
+                assert_eq!(
+                    missing,
+                    None,
+                    "P2: {aggregate}-{version} follows the copy of {aggregate}-{previous}: {:?}",
+                    log.iter()
+                        .filter(|it| it.0 == aggregate)
+                        .collect::<Vec<_>>()
+                );
+            }
+            assert_eq!(last, newest, "P2: the newest event of a key comes last");
+        }
+        let broker = self.broker.lock().unwrap();
+        let unasked: Vec<_> = broker.letters.difference(&broker.refused).collect();
+        // A topic is given up with events that it was not offered.
+        let of_topic = self.reached.lacks(&[Path::TopicGivenUp]).is_empty();
+        assert!(
+            unasked.is_empty() || of_topic,
+            "P3: {unasked:?} were given up, and not refused"
+        );
+        assert!(broker.is_empty());
+    }
+
+    /// Events that are there twice.
+    pub(super) fn duplicates(&self) -> Vec<Logged> {
+        let mut seen = BTreeSet::new();
+        let broker = self.broker.lock().unwrap();
+        let logged = broker.visible().flatten().copied();
+        logged.filter(|event| !seen.insert(*event)).collect()
+    }
+}

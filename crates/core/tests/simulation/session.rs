@@ -1,0 +1,538 @@
+//! Sessions of the relay, one after another, as `Sessions` says with the time of the model.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use walrelay_core::config::OnError;
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::event::{BaseTypes, RowId};
+use walrelay_core::position::Position;
+use walrelay_core::publisher::delivered_before::DeliveredBefore;
+use walrelay_core::publisher::parked_index::RetryMemory;
+use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction, Pipeline};
+use walrelay_core::publisher::quarantine::Quarantine;
+use walrelay_core::publisher::write_back::WriteBacks;
+use walrelay_core::publisher::{IntakeClosed, Publisher};
+use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions};
+
+use super::broker::{Producer, Shared};
+use super::plan::Path;
+use super::server::{Sent, TABLE_OID};
+use super::table::Reading;
+use super::world::{Stored, World, epoch, origin, take_in_told};
+
+/// The longest wait for the next session, unless a topic refuses.
+pub(super) const LONGEST: Duration = Duration::from_secs(15);
+/// How long acks are waited for before the table is read.
+const DRAIN: Duration = Duration::from_secs(10);
+/// The topic of positions, which refuses none.
+const POSITIONS: &str = "positions";
+
+/// What a process of the relay knows beside its pipeline.
+#[derive(Default)]
+pub(super) struct Process {
+    sessions: Sessions,
+    pause: Option<Pause>,
+    open: Option<Open>,
+    /// When the read of the table no longer waits for acks.
+    drains_until: Option<Duration>,
+    /// Whether it has streamed: from then on no other process may have published what comes.
+    has_streamed: bool,
+    pub(super) left: Left,
+}
+
+/// What sessions leave to the next one.
+#[derive(Default)]
+pub(super) struct Left {
+    pub(super) quarantine: Quarantine,
+    pub(super) write_backs: WriteBacks,
+    /// What a producer that failed had delivered.
+    delivered: Option<Delivered>,
+    /// How far the table was read, where that is not stored.
+    pub(super) progress: Option<Stored>,
+    /// Delivered rows of the transaction that the position is inside of.
+    inside: Vec<RowId>,
+    begun: OpenTransaction,
+}
+
+/// What it does between two sessions.
+enum Pause {
+    Waits { until: Duration },
+    StandsBy,
+}
+
+/// A session that is open.
+struct Open {
+    since: Duration,
+    stored: Position,
+}
+
+impl World {
+    pub(super) fn is_open(&self) -> bool {
+        self.process.open.is_some()
+    }
+
+    /// Whether a session, or one that is to open, waits for acks.
+    pub(super) fn takes_acks(&self) -> bool {
+        self.is_open() || self.process.drains_until.is_some()
+    }
+
+    pub(super) fn publisher(&mut self) -> Option<&mut Publisher<Producer>> {
+        match (&mut self.reading, &mut self.pipeline) {
+            (Some(reading), _) => Some(&mut reading.publisher),
+            (None, Some(pipeline)) => Some(&mut pipeline.publisher),
+            (None, None) => None,
+        }
+    }
+
+    /// A session opens where one is due, and takes in one message or row where it has room.
+    pub(super) fn receive(&mut self) {
+        if !self.is_open() {
+            if !self.may_open() {
+                return;
+            }
+            if let Err(error) = self.open() {
+                return self.interrupted(error);
+            }
+        }
+        if let Err(error) = self.take_in() {
+            self.interrupted(error);
+        }
+    }
+
+    fn may_open(&mut self) -> bool {
+        let may = match self.process.pause {
+            None => true,
+            Some(Pause::Waits { until }) => until <= self.now,
+            Some(Pause::StandsBy) if self.server.is_held(self.now) => false,
+            Some(Pause::StandsBy) => {
+                let next = self.process.sessions.ended(Ended::Again, false);
+                assert_eq!(next, Next::Open);
+                true
+            }
+        };
+        if may {
+            self.process.pause = None;
+        }
+        may
+    }
+
+    /// Opens a session, unless it still waits for acks.
+    fn open(&mut self) -> Result<(), Error> {
+        if self.is_transactional() && self.pipeline.is_some() {
+            // Every session has a producer of its own.
+            self.retire();
+        }
+        if self.server.is_away(self.now) {
+            return Err(Error::new(Kind::PostgresUnreachable, "the model is away"));
+        }
+        if self.pipeline.is_none() && self.broker.lock().unwrap().down {
+            return Err(Error::new(Kind::BusUnreachable, "the model is down"));
+        }
+        let why = self.process.sessions.table_instead();
+        if self.server.is_held(self.now) {
+            self.process.sessions.lost_table();
+            return Err(Error::new(Kind::SlotActive, "another session has it"));
+        }
+        if why.is_some() || self.lacks_rows() {
+            return self.open_table();
+        }
+        self.open_stream();
+        Ok(())
+    }
+
+    /// What is stored, or counts as stored.
+    fn loaded(&self) -> &Stored {
+        let progress = self.process.left.progress.as_ref();
+        progress.unwrap_or(&self.stored)
+    }
+
+    /// Whether the table has rows that the slot does not send.
+    fn lacks_rows(&self) -> bool {
+        let loaded = self.loaded();
+        loaded.catch_up.is_some() || self.server.lacks(&loaded.position)
+    }
+
+    fn open_table(&mut self) -> Result<(), Error> {
+        if self
+            .pipeline
+            .as_ref()
+            .is_some_and(|it| !it.publisher.is_drained())
+        {
+            let until = self.process.drains_until.get_or_insert(self.now + DRAIN);
+            if self.now < *until {
+                return Ok(());
+            }
+            self.process.drains_until = None;
+            return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
+        }
+        self.process.drains_until = None;
+        self.leave_pipeline();
+        let loaded = self.loaded().clone();
+        let mut publisher = self.publisher_at(Position::default());
+        let left = &mut self.process.left;
+        publisher.judge.quarantine = left.quarantine.take_over();
+        publisher.write_backs = std::mem::take(&mut left.write_backs).behind(Position::default());
+        let known: Vec<RowId> = publisher.write_backs.rows().cloned().collect();
+        if let Some(parks) = &self.parks {
+            publisher.begin_look();
+            publisher.judge.parking.begin(parks.tables.index());
+        }
+        let has_slot = !self.server.lacks(&loaded.position);
+        let delivered = left.delivered.take();
+        let delivered = delivered.filter(|of| of.position.is_at_or_after(&loaded.position));
+        let mut reading = Reading::new(publisher, loaded, has_slot);
+        if let Some(of) = delivered {
+            left.inside.clone_from(&of.inside);
+            reading.knows(of);
+        }
+        let known = left.inside.iter().cloned().chain(known);
+        reading.delivered.extend(known);
+        self.reading = Some(reading);
+        self.opened();
+        self.reached.count(Path::TableRead, 1);
+        Ok(())
+    }
+
+    fn open_stream(&mut self) {
+        // What was read and could not be stored is stored before all else.
+        if let Some(progress) = self.process.left.progress.take() {
+            self.stored = progress;
+        }
+        if self.pipeline.is_none() {
+            self.pipeline = Some(self.next_pipeline());
+        }
+        self.server.connect();
+        let pipeline = self.pipeline.as_mut().unwrap();
+        let is_inside = pipeline.publisher.ledger.received().partial.is_some();
+        pipeline.reconnected();
+        if let Some(parks) = &self.parks {
+            pipeline.publisher.begin_look();
+            pipeline.publisher.judge.parking.begin(parks.tables.index());
+        }
+        self.process.has_streamed = true;
+        self.opened();
+        self.reached
+            .count(Path::ResumedInsideATransaction, u64::from(is_inside));
+    }
+
+    fn opened(&mut self) {
+        let resumed = self.process.sessions.opened();
+        self.reached
+            .count(Path::TriedOften, u64::from(resumed.tries > 3));
+        self.process.open = Some(Open {
+            since: self.now,
+            stored: self.stored.position,
+        });
+    }
+
+    /// One message of the stream, or one row of the table.
+    fn take_in(&mut self) -> Result<(), Error> {
+        if self.reading.is_some() {
+            return self.read_on();
+        }
+        let Some(pipeline) = self
+            .pipeline
+            .as_mut()
+            .filter(|_| self.process.open.is_some())
+        else {
+            return Ok(());
+        };
+        read_tail(pipeline, &self.broker, &mut self.random);
+        pipeline.publisher.retry_pending()?;
+        pipeline.look(self.now, false);
+        let closed = pipeline.publisher.intake_closed();
+        let is_full = closed == Some(IntakeClosed::InFlightBytes);
+        self.reached.count(Path::BytesFull, u64::from(is_full));
+        if closed.is_some() {
+            return Ok(());
+        }
+        let broker = &self.broker;
+        let lacks_topic = |event| broker.lock().unwrap().lacks_topic(event);
+        let sent = self.server.send(&lacks_topic, &mut self.random);
+        match sent {
+            None => Ok(()),
+            Some(Sent::Keepalive { wal_end }) => {
+                pipeline.keepalive(wal_end);
+                Ok(())
+            }
+            Some(Sent::Data { wal_start, body }) => {
+                let ledger = &pipeline.publisher.ledger;
+                let has_room = ledger.in_flight_bytes() < self.limits.bytes;
+                let next = ledger.next();
+                let taken = pipeline.data(wal_start, &body, epoch() + self.now);
+                let is_event = pipeline.publisher.ledger.next() != next;
+                assert!(
+                    has_room || !is_event,
+                    "P4: an event is taken in beyond the limit"
+                );
+                taken.map(|_| ())
+            }
+        }
+    }
+
+    // Ends of sessions.
+
+    /// The session, or the attempt to open one, ended with an error.
+    pub(super) fn interrupted(&mut self, error: Error) {
+        self.end_session(Some(&error));
+        match self.process.sessions.interrupted(error, false) {
+            Ok(next) => self.follow(next),
+            Err(error) => self.ended(&error),
+        }
+    }
+
+    /// The session ended, and nothing failed.
+    pub(super) fn session_done(&mut self, how: Ended) {
+        self.end_session(None);
+        let next = self.process.sessions.ended(how, false);
+        self.follow(next);
+    }
+
+    fn follow(&mut self, next: Next) {
+        let error = match next {
+            Next::Open => return,
+            Next::StandBy(_) => {
+                self.reached.count(Path::StoodBy, 1);
+                self.process.pause = Some(Pause::StandsBy);
+                return;
+            }
+            Next::TryAgain(error) => error,
+            Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks => panic!("{next:?}"),
+        };
+        let quarantine = match &mut self.pipeline {
+            Some(pipeline) => &mut pipeline.publisher.judge.quarantine,
+            None => &mut self.process.left.quarantine,
+        };
+        let retry = self.process.sessions.failed(
+            &error,
+            quarantine,
+            &self.delivery,
+            POSITIONS,
+            epoch() + self.now,
+            self.random.f64(),
+        );
+        let retry = match retry {
+            Ok(retry) => retry,
+            Err(error) => return self.ended(&error),
+        };
+        match retry.topic {
+            None => assert!(retry.wait <= LONGEST, "P9: it waits for {:?}", retry.wait),
+            Some(topic) if topic.wait.is_none() => self.reached.count(Path::TopicGivenUp, 1),
+            Some(_) => self.reached.count(Path::TopicTried, 1),
+        }
+        match retry.producer {
+            ProducerAfter::Keep => {}
+            ProducerAfter::Replace => self.replace_producer(),
+            ProducerAfter::End => self.retire(),
+        }
+        let until = self.now + retry.wait;
+        self.process.pause = Some(Pause::Waits { until });
+    }
+
+    fn end_session(&mut self, error: Option<&Error>) {
+        self.server.disconnect();
+        self.end_pass();
+        self.snapshot = None;
+        // A store nobody waited for any more may have happened.
+        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
+            self.stored = stored;
+            self.broker.lock().unwrap().commit();
+        }
+        let open = self.process.open.take();
+        let lasted = |now: Duration| open.as_ref().map_or(Duration::ZERO, |it| now - it.since);
+        let lasted = lasted(self.now);
+        if let Some(reading) = self.reading.take() {
+            self.process.sessions.table_ended(lasted, error.is_none());
+            self.end_reading(reading, error);
+        } else if let Some(open) = open {
+            let has_stored = open.stored != self.stored.position;
+            self.process.sessions.stream_ended(lasted, has_stored);
+        }
+    }
+
+    /// The read of the table ended.
+    fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>) {
+        if error.is_some_and(|error| !error.kind().ends_producer()) {
+            self.drain(&mut reading);
+        }
+        self.count_of(&reading.publisher);
+        let is_clean = reading.publisher.is_drained()
+            && !error.is_some_and(|error| error.kind().ends_producer());
+        if error.is_some() {
+            reading.advance_to_delivered();
+        }
+        let left = &mut self.process.left;
+        left.quarantine = std::mem::take(&mut reading.publisher.judge.quarantine);
+        if !reading.publisher.transaction.is_used() {
+            left.write_backs = std::mem::take(&mut reading.publisher.write_backs);
+            if error.is_some() {
+                left.progress = Some(reading.stored);
+            }
+        }
+        if error.is_none() {
+            left.inside.clear();
+        }
+        let is_open = reading.publisher.transaction.is_open();
+        if !is_clean || is_open {
+            self.broker.lock().unwrap().producer_gone(&mut self.random);
+        }
+    }
+
+    /// The producer is well: what it has need not be sent again.
+    fn drain(&mut self, reading: &mut Reading) {
+        for _ in 0..50 {
+            if reading.publisher.is_drained() || reading.publisher.retry_pending().is_err() {
+                return;
+            }
+            let acked = self.broker.lock().unwrap().ack_one(&mut self.random);
+            self.broker.lock().unwrap().told.extend(acked);
+            if take_in_told(&mut reading.publisher).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The relay ends at what only a person can mend, who mends it and starts another.
+    fn ended(&mut self, error: &Error) {
+        assert_eq!(self.mode.on_error, OnError::Stop, "it ended: {error}");
+        self.reached.count(Path::Stopped, 1);
+        let is_unroutable = error.kind() == Kind::Event;
+        self.reached
+            .count(Path::Unroutable, u64::from(is_unroutable));
+        self.kill();
+        self.broker.lock().unwrap().mend();
+    }
+
+    // Producers.
+
+    /// The producer is finished. A new one starts behind what was delivered, not behind what was
+    /// stored.
+    fn replace_producer(&mut self) {
+        if self.leave_pipeline() {
+            self.broker.lock().unwrap().producer_gone(&mut self.random);
+        }
+    }
+
+    /// Whether there was one. What it knew is left to the next session.
+    fn leave_pipeline(&mut self) -> bool {
+        let Some(mut pipeline) = self.pipeline.take() else {
+            return false;
+        };
+        self.count_of(&pipeline.publisher);
+        let position = pipeline.publisher.ledger.delivered();
+        let left = &mut self.process.left;
+        left.delivered = Some(pipeline.delivered_at(position));
+        left.begun = pipeline.begun;
+        left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
+        left.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
+        true
+    }
+
+    /// A session's own producer ends. Nothing of it counts but what is committed.
+    fn retire(&mut self) {
+        let Some(mut pipeline) = self.pipeline.take() else {
+            return;
+        };
+        self.count_of(&pipeline.publisher);
+        let stored = pipeline.confirm.stored_position();
+        let left = &mut self.process.left;
+        left.inside = pipeline.begun.delivered(&stored);
+        left.begun = std::mem::take(&mut pipeline.begun);
+        left.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
+        self.broker.lock().unwrap().producer_gone(&mut self.random);
+    }
+
+    /// The relay is killed with -9.
+    pub(super) fn kill(&mut self) {
+        // What was being stored may have made it.
+        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
+            self.stored = stored;
+            self.broker.lock().unwrap().commit();
+        }
+        if let Some(reading) = self.reading.take() {
+            self.count_of(&reading.publisher);
+            self.reached.count(Path::KilledAtTheTable, 1);
+        }
+        if let Some(pipeline) = self.pipeline.take() {
+            self.count_of(&pipeline.publisher);
+        }
+        self.broker.lock().unwrap().producer_gone(&mut self.random);
+        self.snapshot = None;
+        self.server.disconnect();
+        self.end_pass();
+        self.process = Process::default();
+        if let Some(parks) = &mut self.parks {
+            parks.memory = RetryMemory::default();
+        }
+    }
+
+    pub(super) fn count_of(&mut self, publisher: &Publisher<Producer>) {
+        let counts = publisher.counts;
+        let reached = &mut self.reached;
+        reached.count(Path::DeliveredBefore, counts.delivered_before);
+        reached.count(Path::Skipped, counts.skipped);
+        reached.count(Path::Parked, counts.parked);
+        reached.count(Path::Unroutable, counts.failed[0]);
+    }
+
+    fn publisher_at(&self, start: Position) -> Publisher<Producer> {
+        let sink = Producer(Arc::clone(&self.broker));
+        let mut publisher = Publisher::new(&self.setup(), start, sink).expect("a publisher");
+        let server = origin();
+        publisher.set_origin(&server.system_identifier, server.timeline);
+        publisher
+    }
+
+    /// The pipeline of a producer that begins.
+    fn next_pipeline(&mut self) -> Pipeline<Producer> {
+        let stored = self.stored.position;
+        let is_inside = stored.partial.is_some() && !self.process.has_streamed;
+        self.reached
+            .count(Path::RestartedInsideATransaction, u64::from(is_inside));
+        let left = &mut self.process.left;
+        let delivered = left.delivered.take();
+        let (start, published) = match delivered.filter(|of| of.position.is_at_or_after(&stored)) {
+            Some(of) => (of.position, of.published),
+            None => (stored, self.stored.published.clone()),
+        };
+        let quarantine = left.quarantine.take_over();
+        let write_backs = std::mem::take(&mut left.write_backs).behind(stored);
+        let begun = std::mem::take(&mut left.begun);
+        let sink = Producer(Arc::clone(&self.broker));
+        let made = Pipeline::new(&self.setup(), start, stored, published, sink, self.now);
+        let mut pipeline = made.expect("a pipeline");
+        pipeline.begun = begun;
+        let table_oids = HashMap::from([(TABLE_OID, 0)]);
+        pipeline
+            .assembler
+            .set_catalog(table_oids, BaseTypes::default());
+        let server = origin();
+        let publisher = &mut pipeline.publisher;
+        publisher.set_origin(&server.system_identifier, server.timeline);
+        publisher.judge.quarantine = quarantine;
+        publisher.write_backs = write_backs;
+        if self.mode.reads_tails && !self.process.has_streamed {
+            let outboxes = &publisher.setup.outboxes;
+            let before = DeliveredBefore::new(outboxes, &server, start, self.server.end());
+            publisher.judge.before = before.map(Box::new);
+        }
+        pipeline
+    }
+}
+
+/// The tail that is waited for is read, or cannot be.
+fn read_tail(pipeline: &mut Pipeline<Producer>, broker: &Shared, random: &mut fastrand::Rng) {
+    let Some(before) = &mut pipeline.publisher.judge.before else {
+        return;
+    };
+    match before.unread() {
+        Some(mut tail) if random.u8(0..10) > 0 => {
+            broker.lock().unwrap().read(&mut tail);
+            before.read(tail, false);
+        }
+        Some(tail) if random.bool() => before.unreadable(&tail.topic),
+        Some(_) | None => {}
+    }
+}

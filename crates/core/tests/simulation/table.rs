@@ -1,0 +1,314 @@
+//! The relay at the table: it reads the rows that no slot sends, and makes a slot for the rest.
+//!
+//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. Which rows are read,
+//! and what is published after them, is the core's.
+
+use std::collections::{HashSet, VecDeque};
+
+use walrelay_core::catch_up::{CatchUp, Key, Read, Rows, Which};
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::event::{Place, Polled, RowId, Via};
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::Publisher;
+use walrelay_core::publisher::pipeline::Delivered;
+use walrelay_core::sessions::Ended;
+use walrelay_core::snapshot::Snapshot;
+
+use super::broker::{Logged, Producer};
+use super::plan::Path;
+use super::server::{Row, columns};
+use super::world::{Stored, World, epoch};
+
+/// Rows between two places where a killed relay can go on.
+const CHECKPOINT_ROWS: u64 = 3;
+
+/// A session at the table.
+pub(super) struct Reading {
+    pub(super) publisher: Publisher<Producer>,
+    /// How far it is; what of it the store has.
+    pub(super) stored: Stored,
+    kept: Option<Stored>,
+    stage: Stage,
+    /// Whether write-backs of an earlier session come before all else.
+    writes_first: bool,
+    /// What is known to be published when the slot is made.
+    published: Option<Published>,
+    rows: Rows,
+    /// Rows that are published, whatever else is known.
+    pub(super) delivered: HashSet<RowId>,
+    scan: Option<Scan>,
+}
+
+/// What is to be done next. Each is stored before the next one begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// An interrupted read is finished without its slot.
+    Finish,
+    Intend,
+    MakeSlot,
+    CatchUp,
+    Done,
+}
+
+/// To the ledger, all rows are one transaction.
+struct Scan {
+    rows: VecDeque<Row>,
+    polled: Polled,
+    until: Snapshot,
+    lsn: Lsn,
+    commit_lsn: Lsn,
+    sent: u64,
+    /// Rows after which all before them are published, by their number.
+    checkpoints: VecDeque<(u64, Key)>,
+    last: Option<(u64, Key)>,
+}
+
+impl Reading {
+    /// Goes on from `loaded`. `has_slot`: the slot that it was made for is there.
+    pub(super) fn new(publisher: Publisher<Producer>, loaded: Stored, has_slot: bool) -> Reading {
+        let begun = loaded.catch_up.as_ref();
+        let is_made = begun.is_some_and(|it| it.until.is_some());
+        let stage = match (is_made, has_slot) {
+            (true, true) => Stage::CatchUp,
+            (true, false) => Stage::Finish,
+            (false, _) => Stage::Intend,
+        };
+        Reading {
+            writes_first: !publisher.write_backs.is_empty(),
+            publisher,
+            kept: None,
+            stage,
+            published: loaded.published.clone(),
+            rows: begun.map_or(Rows::Unpublished, |begun| begun.rows.clone()),
+            delivered: HashSet::new(),
+            scan: None,
+            stored: loaded,
+        }
+    }
+
+    /// A stream of this process delivered this, which is more than is stored.
+    pub(super) fn knows(&mut self, of: Delivered) {
+        let Some(published) = of.published else {
+            return;
+        };
+        self.stored.position = of.position;
+        self.published = Some(published.clone());
+        if self.stored.catch_up.is_none() {
+            self.stored.published = Some(published);
+        }
+    }
+
+    /// The next session publishes no delivered row again: its write-backs come first.
+    pub(super) fn advance_to_delivered(&mut self) {
+        if let Some(scan) = &mut self.scan {
+            scan.checkpoints.extend(scan.last.take());
+        }
+        self.advance_to(self.publisher.ledger.delivered());
+    }
+
+    /// Notes the last checkpoint up to `position`.
+    fn advance_to(&mut self, position: Position) {
+        let (Some(scan), Some(catch_up)) = (&mut self.scan, &mut self.stored.catch_up) else {
+            return;
+        };
+        let count = position.delivered_of(scan.commit_lsn);
+        while scan
+            .checkpoints
+            .front()
+            .is_some_and(|(number, _)| *number <= count)
+        {
+            catch_up.after = scan.checkpoints.pop_front().map(|(_, key)| key);
+        }
+    }
+
+    /// Everything that the scan's snapshot sees is read.
+    fn is_read(&mut self, scan: Scan) {
+        let read = Read {
+            until: scan.until,
+            lsn: scan.lsn,
+            flushed: None,
+            savepoints: None,
+        };
+        let rows = self.stored.catch_up.take().map(|catch_up| catch_up.rows);
+        let before = self.stored.published.take();
+        self.stored.published = Some(read.published(rows.as_ref(), before));
+    }
+}
+
+impl World {
+    /// One thing happens to the session at the table.
+    pub(super) fn read_on(&mut self) -> Result<(), Error> {
+        // It waits for its store.
+        if self.storing.is_some() {
+            return Ok(());
+        }
+        let reading = self.reading.as_mut().unwrap();
+        reading.writes_first &= !reading.publisher.write_backs.is_empty();
+        if reading.writes_first {
+            return Ok(());
+        }
+        if reading.scan.is_some() {
+            return self.scan();
+        }
+        match reading.stage {
+            Stage::Finish => {
+                let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
+                reading.stored.published = reading.published.take();
+                let lsn = self.server.end();
+                self.reached.count(Path::ReadFinished, 1);
+                self.begin_scan(until.unwrap(), lsn);
+            }
+            Stage::Intend => {
+                // The old position means nothing to the new slot.
+                reading.stored.position = Position::default();
+                reading.stored.published = reading.published.clone();
+                reading.stored.catch_up = Some(CatchUp::new(reading.rows.clone(), None));
+                reading.stage = Stage::MakeSlot;
+                return self.save();
+            }
+            Stage::MakeSlot => {
+                let (begins, snapshot) = self.server.make_slot();
+                reading.stored.position = Position::at(begins);
+                reading.stored.catch_up.as_mut().unwrap().until = Some(snapshot);
+                reading.stage = Stage::CatchUp;
+                return self.save();
+            }
+            Stage::CatchUp => {
+                let resumed = reading.kept.is_none();
+                self.reached.count(Path::ReadResumed, u64::from(resumed));
+                let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
+                let lsn = reading.stored.position.end_lsn;
+                self.begin_scan(until.unwrap(), lsn);
+            }
+            Stage::Done => self.session_done(Ended::Again),
+        }
+        Ok(())
+    }
+
+    fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {
+        let reading = self.reading.as_mut().unwrap();
+        let outbox = &reading.publisher.setup.outboxes[0];
+        let catch_up = reading.stored.catch_up.as_ref().unwrap();
+        let known = reading.stored.published.as_ref();
+        let which = catch_up.rows.which(known, outbox).expect("some rows");
+        let is_wanted = |row: &Row| match which {
+            Which::All => true,
+            // None was copied, or has a savepoint.
+            Which::Unpublished { snapshot, also, .. } => {
+                !snapshot.sees(row.xid) && !also.contains(&row.xid)
+            }
+            Which::Pending | Which::Since(_) | Which::Where(_) => panic!("{which:?}"),
+        };
+        let after = catch_up.after.as_ref();
+        let is_left = |row: &Row| until.sees(row.xid) && after.is_none_or(|key| row.is_after(key));
+        let rows = self.server.rows();
+        let rows = rows.filter(|row| is_wanted(row) && is_left(row)).collect();
+        let commit_lsn = lsn.max(reading.publisher.ledger.received().end_lsn);
+        reading.publisher.ledger.begin(commit_lsn).unwrap();
+        reading.scan = Some(Scan {
+            rows,
+            polled: Polled::new(outbox, columns(outbox)).unwrap(),
+            until,
+            lsn,
+            commit_lsn,
+            sent: 0,
+            checkpoints: VecDeque::new(),
+            last: None,
+        });
+    }
+
+    /// A row is taken, or progress is stored, or all is read and published.
+    fn scan(&mut self) -> Result<(), Error> {
+        let reading = self.reading.as_mut().unwrap();
+        let publisher = &mut reading.publisher;
+        publisher.retry_pending()?;
+        let is_drained = publisher.is_drained();
+        publisher.transaction.look(false, true, self.now);
+        let is_due = publisher.transaction.is_due(false);
+        let is_used = publisher.transaction.is_used();
+        let completed = publisher.completed();
+        reading.advance_to(completed);
+        let scan = reading.scan.as_mut().unwrap();
+        let is_written = reading.publisher.write_backs.is_empty();
+        if scan.rows.is_empty() && is_drained && is_written {
+            let end_lsn = Lsn::new(scan.commit_lsn.as_u64() + 1);
+            let ledger = &mut reading.publisher.ledger;
+            ledger.commit(scan.commit_lsn, end_lsn).unwrap();
+            let scan = reading.scan.take().unwrap();
+            reading.is_read(scan);
+            if reading.stage == Stage::Finish {
+                reading.published = reading.stored.published.take();
+                reading.stored.published = reading.published.clone();
+                reading.rows = Rows::Unpublished;
+                reading.stage = Stage::Intend;
+                return Ok(());
+            }
+            reading.stage = Stage::Done;
+            return self.save();
+        }
+        if is_due && is_drained && !scan.rows.is_empty() {
+            // The stored position is that after the last row in the transaction.
+            scan.checkpoints.extend(scan.last.take());
+            reading.advance_to(completed);
+            return self.save();
+        }
+        if !is_used && scan.sent > 0 && self.random.u8(0..4) == 0 {
+            return self.save();
+        }
+        if !reading.publisher.has_room() {
+            return Ok(());
+        }
+        let Some(row) = scan.rows.pop_front() else {
+            return Ok(());
+        };
+        let event: Logged = row.event;
+        let place = Place {
+            commit_lsn: scan.commit_lsn,
+            index: scan.sent,
+            via: Via::Table,
+        };
+        let has_topic = !self.broker.lock().unwrap().lacks_topic(event);
+        let columns = &reading.publisher.setup.outboxes[0].columns;
+        let value = |column: &String| row.value(column, has_topic);
+        let values: Vec<_> = columns.iter().map(value).collect();
+        let values = values
+            .iter()
+            .map(|value| value.as_deref().map(str::as_bytes));
+        let event = scan.polled.event(place, 0, values).unwrap();
+        if reading.delivered.contains(&event.row_id()) {
+            self.reached.count(Path::LeftOut, 1);
+            return Ok(());
+        }
+        reading.publisher.publish(&event, epoch() + self.now)?;
+        scan.sent += 1;
+        scan.last = Some((scan.sent, row.key()));
+        if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {
+            scan.checkpoints.extend(scan.last.take());
+        }
+        Ok(())
+    }
+
+    /// A store of progress begins.
+    fn save(&mut self) -> Result<(), Error> {
+        let reading = self.reading.as_mut().unwrap();
+        let transaction = &mut reading.publisher.transaction;
+        if reading.kept.as_ref() == Some(&reading.stored) && !transaction.is_open() {
+            return Ok(());
+        }
+        if transaction.is_used() && !reading.publisher.is_drained() {
+            let what = "rows of a transaction of the bus are not acked";
+            return Err(Error::new(Kind::BusUnreachable, what));
+        }
+        self.storing = Some(reading.stored.clone());
+        Ok(())
+    }
+
+    /// The store has the progress.
+    pub(super) fn saved(&mut self, stored: Stored) {
+        let reading = self.reading.as_mut().unwrap();
+        self.process.left.progress = None;
+        reading.publisher.committed();
+        reading.kept = Some(stored);
+    }
+}
