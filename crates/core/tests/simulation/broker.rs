@@ -510,6 +510,8 @@ impl Sink for Producer {
             broker.full += 1;
             return Err(EnqueueError::Full);
         }
+        // Of an earlier ledger, which counted tickets by itself.
+        broker.apart.take_if(|apart| *apart == ticket);
         broker.queues[usize::from(event.0) % PARTITIONS].push_back(queued);
         Ok(())
     }
