@@ -180,7 +180,8 @@ impl<'a> TableLoop<'a> {
         scan.checkpoints.extend(scan.last.take());
         if let Err(error) = &read {
             self.shared.retrying.give_up().await;
-            if !error.kind().ends_producer() {
+            // After a refused event that stops the relay, a pending one of its key must not be sent.
+            if !error.kind().ends_producer() && !error.kind().halts() {
                 // The producer is well: what it has need not be sent again.
                 let until = Instant::now() + DRAIN_TIMEOUT;
                 drop(drain(&mut self.publisher, until, &mut self.shared.process.stop).await);

@@ -354,7 +354,7 @@ impl World {
 
     /// The read of the table ended.
     fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>) {
-        if error.is_some_and(|error| !error.kind().ends_producer()) {
+        if error.is_some_and(|error| !error.kind().ends_producer() && !error.kind().halts()) {
             self.drain(&mut reading);
         }
         self.count_of(&reading.publisher);
