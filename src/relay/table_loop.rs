@@ -3,13 +3,13 @@
 //!
 //! Beside what [`SharedLoop`] waits for, and after it: the next row, while there is room (P4).
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
+use crate::poll::{PolledRow, Reader, RowStream, TableFacts};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::published_versions::{PollScan, PublishedVersions};
@@ -22,6 +22,7 @@ use crate::sink::AnySink;
 use crate::source::control::Control;
 use crate::state::Stored;
 use crate::upkeep::Marker;
+use walrelay_core::catch_up::Checkpoints;
 use walrelay_core::clock::now_us;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
@@ -85,10 +86,7 @@ struct Scan<'q> {
     /// Rows read, and those of them that were published.
     read: u64,
     sent: u64,
-    /// Rows after which all before them are published, by their number.
-    checkpoints: VecDeque<(u64, Key)>,
-    /// The row that was taken last, unless it is one of them.
-    last: Option<(u64, Key)>,
+    checkpoints: Checkpoints,
     next_progress_log: Instant,
 }
 
@@ -172,12 +170,11 @@ impl<'a> TableLoop<'a> {
             ended: false,
             read: 0,
             sent: 0,
-            checkpoints: VecDeque::new(),
-            last: None,
+            checkpoints: Checkpoints::default(),
             next_progress_log: Instant::now() + TELL_INTERVAL,
         };
         let read = self.pass(&mut scan).await;
-        scan.checkpoints.extend(scan.last.take());
+        scan.checkpoints.note_last();
         if let Err(error) = &read {
             self.shared.retrying.give_up().await;
             // After a refused event that stops the relay, a pending one of its key must not be sent.
@@ -352,10 +349,8 @@ impl<'a> TableLoop<'a> {
         event.committed_at_us = now_us();
         self.publisher.publish(&event, Instant::now().into_std())?;
         scan.sent += 1;
-        scan.last = Some((scan.sent, row.key(scan.query.table.outbox)));
-        if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {
-            scan.checkpoints.extend(scan.last.take());
-        }
+        scan.checkpoints
+            .took(scan.sent, row.key(scan.query.table.outbox), CHECKPOINT_ROWS);
         Ok(())
     }
 
@@ -434,14 +429,7 @@ impl<'a> TableLoop<'a> {
             return;
         };
         let count = position.delivered_of(scan.commit_lsn);
-        while scan
-            .checkpoints
-            .front()
-            .is_some_and(|(number, _)| *number <= count)
-            && let Some((_, key)) = scan.checkpoints.pop_front()
-        {
-            catch_up.after = Some(key);
-        }
+        scan.checkpoints.reached(count, &mut catch_up.after);
     }
 
     /// Leaves what this session could not write to the next one.
@@ -486,7 +474,7 @@ impl<'a> TableLoop<'a> {
 
     /// Stores progress up to the last row that was taken.
     async fn save_to_last(&mut self, scan: &mut Scan<'_>) -> Result<()> {
-        scan.checkpoints.extend(scan.last.take());
+        scan.checkpoints.note_last();
         self.advance(scan);
         self.save().await
     }

@@ -4,6 +4,8 @@
 //! the second and not in the first are read in their order. Once they are acked, the second takes
 //! the place of the first.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
 use crate::config::{CopiedRows, OutboxConfig};
@@ -154,6 +156,37 @@ pub struct Key {
     /// The rest of the row key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rest: Vec<String>,
+}
+
+/// Rows of a read after which a killed relay can go on, once all rows up to them are published.
+#[derive(Debug, Default)]
+pub struct Checkpoints {
+    noted: VecDeque<(u64, Key)>,
+    /// The row that was taken last, unless it is one of them.
+    last: Option<(u64, Key)>,
+}
+
+impl Checkpoints {
+    /// A row was taken; `number` counts them from 1, and one of `every` is a checkpoint.
+    pub fn took(&mut self, number: u64, key: Key, every: u64) {
+        self.last = Some((number, key));
+        if number.is_multiple_of(every) {
+            self.note_last();
+        }
+    }
+
+    /// The row that was taken last is a checkpoint.
+    pub fn note_last(&mut self) {
+        self.noted.extend(self.last.take());
+    }
+
+    /// The first `count` rows are published: moves `after` to the last checkpoint among them.
+    pub fn reached(&mut self, count: u64, after: &mut Option<Key>) {
+        let reached = self.noted.partition_point(|(number, _)| *number <= count);
+        for (_, key) in self.noted.drain(..reached) {
+            *after = Some(key);
+        }
+    }
 }
 
 /// A read of the tables that has come to its end.

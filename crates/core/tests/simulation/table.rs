@@ -5,7 +5,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use walrelay_core::catch_up::{CatchUp, Key, Read, Rows, Which};
+use walrelay_core::catch_up::{CatchUp, Checkpoints, Read, Rows, Which};
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::{Place, Polled, RowId, Via};
 use walrelay_core::ledger::trail::Published;
@@ -55,13 +55,10 @@ enum Stage {
 struct Scan {
     rows: VecDeque<Row>,
     polled: Polled,
-    until: Snapshot,
-    lsn: Lsn,
+    read: Read,
     commit_lsn: Lsn,
     sent: u64,
-    /// Rows after which all before them are published, by their number.
-    checkpoints: VecDeque<(u64, Key)>,
-    last: Option<(u64, Key)>,
+    checkpoints: Checkpoints,
 }
 
 impl Reading {
@@ -102,7 +99,7 @@ impl Reading {
     /// The next session publishes no delivered row again: its write-backs come first.
     pub(super) fn advance_to_delivered(&mut self) {
         if let Some(scan) = &mut self.scan {
-            scan.checkpoints.extend(scan.last.take());
+            scan.checkpoints.note_last();
         }
         self.advance_to(self.publisher.ledger.delivered());
     }
@@ -113,26 +110,14 @@ impl Reading {
             return;
         };
         let count = position.delivered_of(scan.commit_lsn);
-        while scan
-            .checkpoints
-            .front()
-            .is_some_and(|(number, _)| *number <= count)
-        {
-            catch_up.after = scan.checkpoints.pop_front().map(|(_, key)| key);
-        }
+        scan.checkpoints.reached(count, &mut catch_up.after);
     }
 
     /// Everything that the scan's snapshot sees is read.
     fn is_read(&mut self, scan: Scan) {
-        let read = Read {
-            until: scan.until,
-            lsn: scan.lsn,
-            flushed: None,
-            savepoints: None,
-        };
         let rows = self.stored.catch_up.take().map(|catch_up| catch_up.rows);
         let before = self.stored.published.take();
-        self.stored.published = Some(read.published(rows.as_ref(), before));
+        self.stored.published = Some(scan.read.published(rows.as_ref(), before));
     }
 }
 
@@ -209,12 +194,15 @@ impl World {
         reading.scan = Some(Scan {
             rows,
             polled: Polled::new(outbox, columns(outbox)).unwrap(),
-            until,
-            lsn,
+            read: Read {
+                until,
+                lsn,
+                flushed: None,
+                savepoints: None,
+            },
             commit_lsn,
             sent: 0,
-            checkpoints: VecDeque::new(),
-            last: None,
+            checkpoints: Checkpoints::default(),
         });
     }
 
@@ -249,7 +237,7 @@ impl World {
         }
         if is_due && is_drained && !scan.rows.is_empty() {
             // The stored position is that after the last row in the transaction.
-            scan.checkpoints.extend(scan.last.take());
+            scan.checkpoints.note_last();
             reading.advance_to(completed);
             return self.save();
         }
@@ -282,10 +270,7 @@ impl World {
         }
         reading.publisher.publish(&event, epoch() + self.now)?;
         scan.sent += 1;
-        scan.last = Some((scan.sent, row.key()));
-        if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {
-            scan.checkpoints.extend(scan.last.take());
-        }
+        scan.checkpoints.took(scan.sent, row.key(), CHECKPOINT_ROWS);
         Ok(())
     }
 
