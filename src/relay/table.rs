@@ -727,11 +727,10 @@ impl Work<'_> {
         self.reader.end().await?;
         let stored = &mut self.reading.stored;
         let before = stored.published.take();
-        let found = &self.reading.published;
         let savepoints = before
             .as_ref()
             .filter(|_| scan == PollScan::Column)
-            .map(|before| found.savepoints(&before.savepoints));
+            .map(|before| self.reading.published.savepoints(&before.savepoints));
         let read = Read {
             until,
             lsn,

@@ -69,19 +69,15 @@ pub fn reached(point: &str) {
 /// Appends the point to the file of the reached ones, unless it is there.
 #[cfg(feature = "failpoints")]
 fn note(point: &str) {
-    use std::io::Write;
-    static REACHED: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
-    let Some((path, mut reached)) = std::env::var_os("FAILPOINTS_REACHED").zip(REACHED.lock().ok())
-    else {
-        return;
-    };
-    if !reached.iter().any(|other| other == point) {
-        let file = std::fs::File::options()
-            .append(true)
-            .create(true)
-            .open(path);
+    use std::{collections::BTreeSet, fs::File, io::Write, sync::Mutex};
+    static REACHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if let Some(path) = std::env::var_os("FAILPOINTS_REACHED")
+        && let Ok(mut reached) = REACHED.lock()
+        && !reached.contains(point)
+    {
+        let file = File::options().append(true).create(true).open(path);
         if file.is_ok_and(|mut file| file.write_all(format!("{point}\n").as_bytes()).is_ok()) {
-            reached.push(point.to_owned());
+            reached.insert(point.to_owned());
         }
     }
 }

@@ -155,19 +155,16 @@ impl World {
     }
 
     fn open_table(&mut self) -> Result<(), Error> {
-        if self
-            .pipeline
-            .as_ref()
-            .is_some_and(|it| !it.publisher.is_drained())
-        {
-            let until = self.process.drains_until.get_or_insert(self.now + DRAIN);
-            if self.now < *until {
-                return Ok(());
-            }
-            self.process.drains_until = None;
-            return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
+        let pipeline = self.pipeline.as_ref();
+        let is_drained = pipeline.is_none_or(|it| it.publisher.is_drained());
+        let until = *self.process.drains_until.get_or_insert(self.now + DRAIN);
+        if !is_drained && self.now < until {
+            return Ok(());
         }
         self.process.drains_until = None;
+        if !is_drained {
+            return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
+        }
         self.leave_pipeline();
         let loaded = self.loaded().clone();
         let mut publisher = self.publisher_at(Position::default());
@@ -335,14 +332,10 @@ impl World {
         self.server.disconnect();
         self.end_pass();
         self.snapshot = None;
-        // A store nobody waited for any more may have happened.
-        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
-            self.stored = stored;
-            self.broker.lock().unwrap().commit();
-        }
+        self.end_store();
         let open = self.process.open.take();
-        let lasted = |now: Duration| open.as_ref().map_or(Duration::ZERO, |it| now - it.since);
-        let lasted = lasted(self.now);
+        let since = open.as_ref().map_or(self.now, |it| it.since);
+        let lasted = self.now - since;
         if let Some(reading) = self.reading.take() {
             self.process.sessions.table_ended(lasted, error.is_none());
             self.end_reading(reading, error);
@@ -352,10 +345,18 @@ impl World {
         }
     }
 
+    /// A store that nobody waits for any more may have happened.
+    fn end_store(&mut self) {
+        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
+            self.stored = stored;
+            self.broker.lock().unwrap().commit();
+        }
+    }
+
     /// The read of the table ended.
     fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>) {
         if error.is_some_and(|error| !error.kind().ends_producer() && !error.kind().halts()) {
-            self.drain(&mut reading);
+            self.drain(&mut reading.publisher);
         }
         self.count_of(&reading.publisher);
         let is_clean = reading.publisher.is_drained()
@@ -381,14 +382,16 @@ impl World {
     }
 
     /// The producer is well: what it has need not be sent again.
-    fn drain(&mut self, reading: &mut Reading) {
+    fn drain(&mut self, publisher: &mut Publisher<Producer>) {
         for _ in 0..50 {
-            if reading.publisher.is_drained() || reading.publisher.retry_pending().is_err() {
+            if publisher.is_drained() || publisher.retry_pending().is_err() {
                 return;
             }
-            let acked = self.broker.lock().unwrap().ack_one(&mut self.random);
-            self.broker.lock().unwrap().told.extend(acked);
-            if take_in_told(&mut reading.publisher).is_err() {
+            let mut broker = self.broker.lock().unwrap();
+            let acked = broker.ack_one(&mut self.random);
+            broker.told.extend(acked);
+            drop(broker);
+            if take_in_told(publisher).is_err() {
                 return;
             }
         }
@@ -432,25 +435,20 @@ impl World {
 
     /// A session's own producer ends. Nothing of it counts but what is committed.
     fn retire(&mut self) {
-        let Some(mut pipeline) = self.pipeline.take() else {
+        let Some(pipeline) = &self.pipeline else {
             return;
         };
-        self.count_of(&pipeline.publisher);
-        let stored = pipeline.confirm.stored_position();
-        let left = &mut self.process.left;
-        left.inside = pipeline.begun.delivered(&stored);
-        left.begun = std::mem::take(&mut pipeline.begun);
-        left.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
-        self.broker.lock().unwrap().producer_gone(&mut self.random);
+        let inside = pipeline
+            .begun
+            .delivered(&pipeline.confirm.stored_position());
+        self.replace_producer();
+        self.process.left.delivered = None;
+        self.process.left.inside = inside;
     }
 
     /// The relay is killed with -9.
     pub(super) fn kill(&mut self) {
-        // What was being stored may have made it.
-        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
-            self.stored = stored;
-            self.broker.lock().unwrap().commit();
-        }
+        self.end_store();
         if let Some(reading) = self.reading.take() {
             self.count_of(&reading.publisher);
             self.reached.count(Path::KilledAtTheTable, 1);
