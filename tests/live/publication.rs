@@ -447,17 +447,10 @@ fn rows_of_a_table_that_joined_the_publication_are_counted_and_named_once() {
 
 #[test]
 fn start_and_recovery_read_the_catalogs_of_all_outboxes_together() {
-    let postgres = Postgres::private(15, &[("log_statement", "all")]);
+    let settings = [("log_statement", "all"), ("log_replication_commands", "on")];
+    let postgres = Postgres::private(15, &settings);
     let log = postgres.data().with_file_name("postgres.log");
-    // The first lines of sql/source/catalog.sql and sql/table.sql.
-    let asked = || {
-        let text = std::fs::read_to_string(&log).unwrap();
-        [
-            "-- The publication, the outbox tables",
-            "-- A table by schema",
-        ]
-        .map(|first| text.matches(first).count())
-    };
+    let logged = || std::fs::read_to_string(&log).unwrap();
     let started_with = |outboxes: usize| {
         let world = World::keeping_on(&postgres, Kafka::shared().brokers());
         let names = (0..outboxes)
@@ -473,16 +466,24 @@ fn start_and_recovery_read_the_catalogs_of_all_outboxes_together() {
             .map(|name| format!("[[outbox]]\ntable = \"public.{name}\"\n"))
             .collect();
         world.command("setup").config_file(&toml).succeed();
-        let before = asked();
-        // It reads the tables before it streams.
+        let before = logged().len();
         let mut relay = world
             .run()
             .config_file(&toml)
             .option("--backlog", "all")
             .start();
         relay.wait_ready();
-        let now = asked();
-        [now[0] - before[0], now[1] - before[1]]
+        // A stream without events soon reads the catalogs again, to store its position.
+        let text = logged().split_off(before);
+        let start = text.find("START_REPLICATION SLOT").unwrap();
+        // The first lines of sql/source/catalog.sql and sql/table.sql.
+        let queries = [
+            "-- The publication, the outbox tables",
+            "-- A table by schema",
+        ];
+        queries.map(|first| text[..start].matches(first).count())
     };
-    assert_eq!(started_with(1), started_with(6));
+    let with_one = started_with(1);
+    assert_ne!(with_one[0], 0);
+    assert_eq!(started_with(6), with_one);
 }
