@@ -100,6 +100,8 @@ const BINARY: &str = "[route.headers]\ncontent-type = \"application/json\"\nce_s
                       \"1.0\"\nce_id = \"{id}\"\n\
     ce_source = \"/shop/orders\"\nce_type = \"com.example.{type}\"\n";
 
+const HEADERS: u32 = 50;
+
 /// What a record costs more where it is not the payload as it is.
 pub(crate) fn mapping(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let lab = Lab::start(false);
@@ -108,8 +110,13 @@ pub(crate) fn mapping(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let rows = asked.rows(300_000).min(300_000);
     let end = load::backlog(&lab.sql, 1..=rows, PER_TRANSACTION, Shape::default());
     let backlog = Backlog { rows, end };
+    let headers: String = (1..=HEADERS)
+        .map(|number| format!("header-{number} = \"value-{number}\"\n"))
+        .collect();
+    let headers = format!("[route.headers]\n{headers}");
     let kinds = [
         ("payload as it is", ""),
+        ("50 headers", &headers),
         ("envelope", ENVELOPE),
         ("CloudEvents, structured", STRUCTURED),
         ("CloudEvents, binary", BINARY),

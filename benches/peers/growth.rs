@@ -13,6 +13,7 @@ use crate::results::Run;
 
 const ROWS: u64 = 200_000;
 const DEADLINE: Duration = Duration::from_secs(300);
+const PER_TRANSACTIONS: [u64; 4] = [1, 10, 100, 1_000];
 const AGGREGATES: [u64; 5] = [10, 100, 1_000, 10_000, 100_000];
 /// Bytes of filling beside some 190 of the rest.
 const FILLINGS: [u64; 6] = [1, 800, 10_000, 100_000, 400_000, 1_000_000];
@@ -58,6 +59,14 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
         );
     }
     slots(asked, found);
+}
+
+/// What a transaction costs beside its rows.
+pub(crate) fn transactions(asked: &Asked, found: &mut dyn FnMut(Run)) {
+    for rows in PER_TRANSACTIONS {
+        let load = format!("{rows} rows a transaction");
+        at(asked, &load, ROWS, rows, Shape::default(), found);
+    }
 }
 
 fn at(

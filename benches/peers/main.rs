@@ -89,8 +89,8 @@ pub(crate) struct Asked {
     bench: bool,
 }
 
-const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll mapping growth \
-                     sinks
+const AFTER: &str = "\
+Benches: drain cold latency replicated large kill idle poll mapping growth transactions sinks
 partitions partitions-latency, and page, which only makes the page of what was measured before.
 
 Examples:
@@ -104,7 +104,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// A bench: its name, what it shows, and what runs it.
 type Bench = (&'static str, fn(&Asked, &mut dyn FnMut(Run)));
 
-const BENCHES: [Bench; 13] = [
+const BENCHES: [Bench; 14] = [
     ("drain", drain::long),
     ("cold", drain::cold),
     ("latency", latency::single),
@@ -115,6 +115,7 @@ const BENCHES: [Bench; 13] = [
     ("poll", drain::poll),
     ("mapping", drain::mapping),
     ("growth", growth::run),
+    ("transactions", growth::transactions),
     ("sinks", sinks::run),
     ("partitions", partitions::run),
     ("partitions-latency", latency::spread),

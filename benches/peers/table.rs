@@ -26,6 +26,7 @@ pub(crate) fn subject(bench: &str) -> &'static str {
         "poll" => "the same rows from the slot and from the table",
         "mapping" => "what is made of a row",
         "growth" => "cost of an event as things grow",
+        "transactions" => "small and large transactions",
         "sinks" => "a backlog into each other bus, beside a client that keeps the order of keys",
         "partitions" => "backlogs over more and more partitions, and a kill",
         "partitions-latency" => "from commit to the broker's log over 800 partitions",
@@ -76,7 +77,9 @@ fn columns(bench: &str) -> Vec<Column> {
                 Median("peak_mib", "peak MiB", 0),
             ];
         }
-        "growth" => vec![rate(), Ratio("events_per_s", REFERENCE, "× pg_recvlogical")],
+        "growth" | "transactions" => {
+            vec![rate(), Ratio("events_per_s", REFERENCE, "× pg_recvlogical")]
+        }
         "latency" | "replicated" | "partitions-latency" => {
             return vec![
                 Median("achieved_per_s", "achieved/s", 0),
