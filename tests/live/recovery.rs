@@ -11,6 +11,7 @@ use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
+use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -172,6 +173,11 @@ fn a_lost_slot_and_a_recreated_slot_are_recovered() {
     streaming(&world, &mut relay);
     let writers = world.workload(&Plan::default());
     writers.wait_for(100);
+    // A busy broker takes long to create the topics.
+    let delivered = || world.delivered();
+    eventually("some are delivered", ARRIVAL, delivered, |records| {
+        *records > 0
+    });
     assert_eq!(relay.terminate(EXIT), Some(0));
     let sql = world.sql();
     eventually(
@@ -576,6 +582,10 @@ fn a_promoted_standby_without_the_slot_is_recovered() {
 fn a_large_backlog_is_handed_over_under_load() {
     let rows = from_environment("WALRELAY_TEST_BACKLOG", 30_000);
     let world = without_slot();
+    // A topic that a busy broker is still creating would refuse records, which are sent again.
+    for kind in 0..3 {
+        topic::create_on(&world.brokers, &world.topic(kind), &[1; 6], &[]);
+    }
     let sql = world.sql();
     sql.run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload)
