@@ -17,8 +17,10 @@ use crate::support::guardian::run_directory;
 use crate::support::wait::until;
 use crate::table::number;
 
-/// Of each of the backlogs.
+/// Of the first backlog and the last.
 const ROWS: u64 = 60_000;
+/// How much longer the second backlog is: a broker's compilers settle within the first seconds.
+const STEADY_TIMES: u64 = 8;
 pub(crate) const KEYS: u64 = 5_000;
 pub(crate) const EIGHT_HUNDRED: Layout = Layout {
     topics: 100,
@@ -93,7 +95,7 @@ struct Turn<'a> {
     lab: &'a Lab,
     seat: &'a Seat,
     log: Log,
-    /// Of each backlog.
+    /// Of the first backlog and the last.
     rows: u64,
     topics: u64,
 }
@@ -112,7 +114,7 @@ impl Turn<'_> {
         let before = self.used(None);
         let started_at_ms = now_ms();
         let mut running = who.start(self.lab, self.seat, "", &[]);
-        if let Err(fault) = self.reach(&mut running, self.rows) {
+        if let Err(fault) = self.reach(&mut running, self.end(0)) {
             return run.faulty(&fault);
         }
         let started = self.used(Some(&mut running));
@@ -121,12 +123,12 @@ impl Turn<'_> {
         let stopped = self.used(Some(&mut running));
         let thawed_at_ms = now_ms();
         running.process().signal("CONT");
-        if let Err(fault) = self.reach(&mut running, 2 * self.rows) {
+        if let Err(fault) = self.reach(&mut running, self.end(1)) {
             return run.faulty(&fault);
         }
         let ended = self.used(Some(&mut running));
         let peak = running.process().resident_peak_bytes().unwrap_or(0);
-        let verdict = self.log.read(2 * self.rows, |_| true);
+        let verdict = self.log.read(self.end(1), |_| true);
         let fault = verdict.fault(true);
         if !fault.is_empty() {
             return run.faulty(&fault);
@@ -141,29 +143,36 @@ impl Turn<'_> {
         };
         let first = appended(0);
         let second = appended(1);
-        let per_s = |ms: i64| self.rows as f64 * 1_000.0 / ms.max(1) as f64;
-        let per_event = |ms: u64| ms as f64 * 1_000.0 / self.rows as f64;
+        let steady = self.end(1) - self.end(0);
+        let per_s = |rows: u64, ms: i64| rows as f64 * 1_000.0 / ms.max(1) as f64;
+        let per_event = |rows: u64, ms: u64| ms as f64 * 1_000.0 / rows as f64;
         let run = run
-            .with("start_per_s", per_s(first.end - first.start))
+            .with("start_per_s", per_s(self.rows, first.end - first.start))
             .with("start_s", (first.end - started_at_ms) as f64 / 1_000.0)
-            .with("start_relay_us_per_event", per_event(started.relay_ms))
+            .with(
+                "start_relay_us_per_event",
+                per_event(self.rows, started.relay_ms),
+            )
             .with(
                 "start_broker_us_per_event",
-                per_event(started.brokers_ms - before.brokers_ms),
+                per_event(self.rows, started.brokers_ms - before.brokers_ms),
             )
-            .with("start_events_per_batch", self.each(started.batches))
-            .with("steady_per_s", per_s(second.end - thawed_at_ms))
+            .with(
+                "start_events_per_batch",
+                self.rows as f64 / started.batches.max(1) as f64,
+            )
+            .with("steady_per_s", per_s(steady, second.end - thawed_at_ms))
             .with(
                 "relay_us_per_event",
-                per_event(ended.relay_ms - stopped.relay_ms),
+                per_event(steady, ended.relay_ms - stopped.relay_ms),
             )
             .with(
                 "broker_us_per_event",
-                per_event(ended.brokers_ms - stopped.brokers_ms),
+                per_event(steady, ended.brokers_ms - stopped.brokers_ms),
             )
             .with(
                 "events_per_batch",
-                self.each(ended.batches - stopped.batches),
+                steady as f64 / (ended.batches - stopped.batches).max(1) as f64,
             )
             .with("peak_mib", peak as f64 / f64::from(1 << 20));
         match who {
@@ -177,14 +186,14 @@ impl Turn<'_> {
         running.process().signal("STOP");
         let end = self.write(2);
         running.process().signal("CONT");
-        let at = 2 * self.rows + self.rows * KILLED_AT / 100;
+        let at = self.end(1) + self.rows * KILLED_AT / 100;
         let reached = until(DEADLINE, || (self.log.count() >= at).then_some(()));
         running.process().kill_hard();
         drop(running);
         if reached.is_none() {
             return run.faulty("it did not come to the place of the kill");
         }
-        let left = (3 * self.rows).saturating_sub(self.log.count());
+        let left = self.end(2).saturating_sub(self.log.count());
         let confirmed = format!(
             "select confirmed_flush_lsn >= '{end}' from pg_replication_slots where slot_name = \
              '{}'",
@@ -201,7 +210,7 @@ impl Turn<'_> {
         if caught_up.is_none() {
             return run.faulty(&format!("it did not catch up: {said}"));
         }
-        let verdict = self.log.read(3 * self.rows, |_| true);
+        let verdict = self.log.read(self.end(2), |_| true);
         run.with("left_at_kill", left as f64)
             .with("caught_up_s", seconds)
             .with("duplicated", verdict.duplicated as f64)
@@ -210,7 +219,18 @@ impl Turn<'_> {
 
     /// The numbers of a backlog's rows.
     fn numbers(&self, backlog: u64) -> RangeInclusive<u64> {
-        backlog * self.rows + 1..=(backlog + 1) * self.rows
+        let begin = backlog.checked_sub(1).map_or(0, |before| self.end(before));
+        begin + 1..=self.end(backlog)
+    }
+
+    /// The number of a backlog's last row.
+    fn end(&self, backlog: u64) -> u64 {
+        let times = match backlog {
+            0 => 1,
+            1 => 1 + STEADY_TIMES,
+            _ => 2 + STEADY_TIMES,
+        };
+        times * self.rows
     }
 
     /// Writes a backlog, and gives the LSN behind it.
@@ -252,11 +272,6 @@ impl Turn<'_> {
             brokers_ms: cpu::brokers_ms(),
             batches: batches(&self.seat.prefix),
         }
-    }
-
-    /// Events of each of so many batches.
-    fn each(&self, batches: u64) -> f64 {
-        self.rows as f64 / batches.max(1) as f64
     }
 }
 
