@@ -414,10 +414,6 @@ impl<B: LaneBus> Sink for LaneSink<B> {
         self.put(record, |lanes| lanes.enqueue_apart(record, ticket))
     }
 
-    fn refuses_each(&self) -> bool {
-        true
-    }
-
     fn retry(&mut self, refused: Ticket, wait: Duration) {
         let at = Instant::now() + wait;
         self.lanes.retry(refused, at.into_std());

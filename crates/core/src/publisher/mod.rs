@@ -263,13 +263,11 @@ impl<S: Sink> Publisher<S> {
         record: &Record<'_>,
         now: Instant,
     ) -> Result<()> {
-        let refuses_each = self.sink.refuses_each();
-        let judge = &mut self.judge;
-        match judge.admit(event, &known, record, &self.setup, refuses_each, now) {
+        match self.judge.admit(event, &known, record, &self.setup, now) {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");
-                    if self.sink.refuses_each() {
+                    if self.setup.refuses_each {
                         known.parks = self.setup.parks(event);
                     }
                     self.enqueued(bytes, known)
@@ -365,7 +363,7 @@ impl<S: Sink> Publisher<S> {
                     is_isolated,
                     ..
                 } = pending;
-                let may_be_refused = is_isolated || self.sink.refuses_each();
+                let may_be_refused = is_isolated || self.setup.refuses_each;
                 event.parks.take_if(|_| !may_be_refused);
                 self.enqueued(
                     bytes,
@@ -444,7 +442,7 @@ impl<S: Sink> Publisher<S> {
         }
         self.counts.enqueued += 1;
         self.transaction.enqueued();
-        let parked = event.parks.as_ref().filter(|_| self.sink.refuses_each());
+        let parked = event.parks.as_ref().filter(|_| self.setup.refuses_each);
         let bytes = bytes + parked.map_or(0, |parked| parked.bytes());
         self.ledger
             .enqueued(bytes, event.committed_at_us, event.needed())
@@ -473,7 +471,7 @@ impl<S: Sink> Publisher<S> {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
-                    let parked = match self.sink.refuses_each() {
+                    let parked = match self.setup.refuses_each {
                         true => self.ledger.event_mut(*ticket).and_then(|event| {
                             let event = event.as_mut()?;
                             event.parks.take()
@@ -654,7 +652,7 @@ impl<S: Sink> Publisher<S> {
         }
         let known = self.ledger.event(ticket).and_then(Option::as_deref);
         let wait = self.setup.wait_of_refused(known, &error);
-        if let Some(wait) = wait.filter(|_| self.sink.refuses_each()) {
+        if let Some(wait) = wait.filter(|_| self.setup.refuses_each) {
             let row = known.and_then(|event| Some(Shown::of(event.id.as_ref()?.row.id())));
             let row = row.as_ref().map(tracing::field::display);
             tracing::warn!(event = "record_refused", slot = %self.setup.slot, row,
@@ -734,7 +732,7 @@ impl<S: Sink> Publisher<S> {
             parked.retry_in_ms = error.retry_after.filter(|_| is_retried).map(millis);
             // The attempts of a topic are none of this event.
             let mut why = failure;
-            if !self.sink.refuses_each() {
+            if !self.setup.refuses_each {
                 why.attempts = 1;
             }
             let why = Some(why);
