@@ -463,7 +463,8 @@ impl<S: Sink> Publisher<S> {
     /// # Errors
     /// The first failure, with the event it happened to. Every ack beside it was taken in; the
     /// producer is finished. A failure of an event that can be given up heals: the next producer
-    /// finds out which event it is.
+    /// finds out which event it is. Where it halts, nothing is sent any more, and acks of what is
+    /// in flight may be awaited.
     pub fn delivered(&mut self) -> Result<()> {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         let mut failure = None;
@@ -498,6 +499,10 @@ impl<S: Sink> Publisher<S> {
         let failure = failure.map_or(Ok(()), |failure| {
             Err(self.judge_refused(&deliveries, failure))
         });
+        if failure.as_ref().is_err_and(|error| error.kind().halts()) {
+            // What waits for room may be of the refused record's key.
+            self.pending = None;
+        }
         // The buffer is used again.
         deliveries.clear();
         self.deliveries = deliveries;
@@ -931,3 +936,6 @@ pub fn contradiction(error: LedgerError) -> Error {
          the log if it returns",
     )
 }
+
+#[cfg(test)]
+mod tests;

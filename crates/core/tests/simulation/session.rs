@@ -355,7 +355,7 @@ impl World {
 
     /// The read of the table ended.
     fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>) {
-        if error.is_some_and(|error| !error.kind().ends_producer() && !error.kind().halts()) {
+        if error.is_some_and(|error| !error.kind().ends_producer()) {
             self.drain(&mut reading.publisher);
         }
         self.count_of(&reading.publisher);
