@@ -115,10 +115,7 @@ pub(super) async fn run(
         facts,
         ..
     } = lease;
-    let delivered = delivered
-        .into_iter()
-        .chain(publisher.write_backs.rows().cloned())
-        .collect();
+    let delivered = delivered.into_iter().collect();
     let mut reading = TableLoop::new(
         publisher, store, stored, marker, delivered, &control, process,
     );
