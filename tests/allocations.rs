@@ -103,6 +103,7 @@ fn hundredths_per_event(outbox: OutboxConfig) -> u64 {
             each: 0,
         },
         delivery: DeliveryConfig::default(),
+        refuses_each: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 use crate::cli::config::{self, RunSettings};
 use crate::cli::output::{Outcome, Output, cell, hex, labelled, note, print, print_report};
 use crate::cli::sql::is_about_value;
-use crate::cli::survey::{Asked, Place, STATEMENT_LIMIT, Sampled, Values, look, readable};
+use crate::cli::survey::{Asked, STATEMENT_LIMIT, Sampled, SurveyedServer, Values, look, readable};
 use crate::config::written::effective;
 use crate::config::{Config, Mode, SourceConfig};
 use crate::postgres::fault;
@@ -96,7 +96,8 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
         return print(&effective(&settings, &config));
     }
     let mut survey = Survey::default();
-    let Some(Place { session, facts }) = look(&config, Asked::BeforeSetup, &mut survey).await
+    let Some(SurveyedServer { session, facts }) =
+        look(&config, Asked::BeforeSetup, &mut survey).await
     else {
         let late = || {
             Error::new(

@@ -164,7 +164,7 @@ fn known(settings: &Settings) -> Result<Known> {
         slot: slot.map(|slot| slot.to_string()),
         publication: text("slot.publication"),
         address: text(bus.address).filter(|_| !URLS.contains(&bus.address)),
-        place: bus.place.and_then(|place| text(place.key)),
+        endpoint: bus.endpoint.and_then(|endpoint| text(endpoint.key)),
         sink,
         ..Known::default()
     })

@@ -37,4 +37,4 @@ pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
 #[cfg(feature = "smtp")]
 pub(crate) use model::{MailValue, SmtpConfig, SmtpTls};
 pub(crate) use otel::OtelConfig;
-pub use sink_kind::{Bus, Place, SinkKind};
+pub use sink_kind::{Bus, Endpoint, SinkKind};

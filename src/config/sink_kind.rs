@@ -32,9 +32,9 @@ pub struct Bus {
     pub address: &'static str,
     /// An address for a file to begin with; empty where it takes more than that to begin.
     pub example: &'static str,
-    /// The key of the configuration with the place there that records go to, and an example; none
-    /// where the topic alone tells it.
-    pub place: Option<Place>,
+    /// The key of the configuration with what records go to there, and an example; none where the
+    /// topic alone tells it.
+    pub endpoint: Option<Endpoint>,
     /// The remedy where nobody answers there.
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
@@ -47,9 +47,9 @@ pub struct Bus {
     pub topics: TopicRule,
 }
 
-/// See [`Bus::place`].
+/// See [`Bus::endpoint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Endpoint {
     /// The key.
     pub key: &'static str,
     /// A value for a file to begin with.
@@ -145,7 +145,7 @@ const fn local(name: &'static str) -> Bus {
         name,
         address: "sink.kind",
         example: name,
-        place: None,
+        endpoint: None,
         reach: "start the relay again",
         stalled: "see who reads the output",
         refuses_each: false,
@@ -161,7 +161,7 @@ kinds! {
         name: "Kafka",
         address: "kafka.brokers",
         example: "localhost:9092",
-        place: None,
+        endpoint: None,
         reach: "check that the brokers run, that `brokers` and their advertised.listeners lead \
                 there from here, and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a \
@@ -184,7 +184,7 @@ kinds! {
         name: "NATS",
         address: "nats.servers",
         example: "localhost:4222",
-        place: None,
+        endpoint: None,
         reach: "check that the servers run, and that nats.servers leads there from here",
         stalled: "see whether each stream has a leader and room: nats stream report",
         refuses_each: true,
@@ -197,7 +197,7 @@ kinds! {
         name: "RabbitMQ",
         address: "rabbitmq.servers",
         example: "localhost:5672",
-        place: Some(Place {
+        endpoint: Some(Endpoint {
             key: "rabbitmq.exchange",
             example: "events",
             what: "the exchange that queues are bound to; without it the topic is a queue's name",
@@ -217,7 +217,7 @@ kinds! {
         name: "the mail server",
         address: "smtp.host",
         example: "",
-        place: None,
+        endpoint: None,
         reach: "check that the mail server runs, and that smtp.host and smtp.port lead to it from \
                 here",
         stalled: "see the mail server's log: it answers slowly, or takes no mail",
@@ -231,7 +231,7 @@ kinds! {
         name: "the receiver",
         address: "webhook.url",
         example: "http://localhost:8080/{topic}",
-        place: None,
+        endpoint: None,
         reach: "check that the receiver runs, and that webhook.url leads to it from here",
         stalled: "see the receiver's log: it answers slowly, or not with 2xx",
         refuses_each: true,

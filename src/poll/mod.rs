@@ -45,6 +45,8 @@
 //! operator(public.=) 'open'::public.citext`. Comparing an enum with a string constant needs
 //! nothing. So that pages do not overlap or leave gaps, rows are ordered by types that Postgres
 //! itself compares: an order of another type is refused, an id of another type is compared as text.
+//!
+//! [`Copies`]: walrelay_core::catch_up::Copies
 
 pub(crate) mod pending_index;
 pub mod reader;
@@ -56,4 +58,3 @@ pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
 pub(crate) use reader::{RestoredRows, RowVersion, TableFile, restored_rows};
 pub(crate) use select::{NEEDS_ORDER, as_streamed, copied};
 pub use select::{Order, Selection, TableFacts};
-pub use walrelay_core::catch_up::{Copies, Key, Which};

@@ -296,6 +296,7 @@ pub(crate) fn setup_of(config: &Config) -> Setup {
         outboxes: config.outboxes.clone(),
         limits,
         delivery: config.delivery.clone(),
+        refuses_each: config.sink.kind.bus().refuses_each,
     }
 }
 

@@ -19,7 +19,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Key, Reader, TableFacts, Which, all_table_facts};
+use crate::poll::{Began, Reader, TableFacts, all_table_facts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
@@ -39,7 +39,7 @@ use crate::telemetry::health::ToDo;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::none_left_behind;
-use walrelay_core::catch_up::{CatchUp, Read, Rows};
+use walrelay_core::catch_up::{CatchUp, Key, Read, Rows, Which};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
@@ -115,10 +115,7 @@ pub(super) async fn run(
         facts,
         ..
     } = lease;
-    let delivered = delivered
-        .into_iter()
-        .chain(publisher.write_backs.rows().cloned())
-        .collect();
+    let delivered = delivered.into_iter().collect();
     let mut reading = TableLoop::new(
         publisher, store, stored, marker, delivered, &control, process,
     );

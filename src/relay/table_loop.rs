@@ -177,8 +177,7 @@ impl<'a> TableLoop<'a> {
         scan.checkpoints.note_last();
         if let Err(error) = &read {
             self.shared.retrying.give_up().await;
-            // After a refused event that stops the relay, a pending one of its key must not be sent.
-            if !error.kind().ends_producer() && !error.kind().halts() {
+            if !error.kind().ends_producer() {
                 // The producer is well: what it has need not be sent again.
                 let until = Instant::now() + DRAIN_TIMEOUT;
                 drop(drain(&mut self.publisher, until, &mut self.shared.process.stop).await);

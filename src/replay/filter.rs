@@ -6,9 +6,10 @@
 use tokio_postgres::Client;
 
 use crate::poll::select::count;
-use crate::poll::{Selection, TableFacts, Which};
+use crate::poll::{Selection, TableFacts};
 use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::{quote_ident, quote_literals, quote_range};
+use walrelay_core::catch_up::Which;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
 

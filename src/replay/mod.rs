@@ -21,9 +21,7 @@ use tokio_postgres::Client;
 pub(crate) use self::filter::RowFilter;
 use crate::config::{Config, SourceConfig};
 use crate::poll::select::{extent, rows};
-use crate::poll::{
-    NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, Which, table_facts,
-};
+use crate::poll::{NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, table_facts};
 use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
@@ -35,6 +33,7 @@ use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
 use crate::upkeep::parked::may_look;
+use walrelay_core::catch_up::Which;
 use walrelay_core::clock::now_us;
 use walrelay_core::config::{DeliveryConfig, OutboxConfig, SlotName, Upkeep};
 use walrelay_core::error::{Error, Kind, Result};

@@ -81,7 +81,7 @@ pub trait LaneBus: std::fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Looks for what records of these topics need there, after a probe that was answered. Creates
     /// nothing.
-    fn places(&self, _topics: &[&str]) -> impl Future<Output = Vec<Place>> {
+    fn needs(&self, _topics: &[&str]) -> impl Future<Output = Vec<Need>> {
         std::future::ready(Vec::new())
     }
 
@@ -103,7 +103,7 @@ pub enum ServerState {
 
 /// What records need on a bus.
 #[derive(Debug)]
-pub struct Place {
+pub struct Need {
     pub name: String,
     /// What there is, or why a record would be refused.
     pub found: Result<String>,
@@ -414,10 +414,6 @@ impl<B: LaneBus> Sink for LaneSink<B> {
         self.put(record, |lanes| lanes.enqueue_apart(record, ticket))
     }
 
-    fn refuses_each(&self) -> bool {
-        true
-    }
-
     fn retry(&mut self, refused: Ticket, wait: Duration) {
         let at = Instant::now() + wait;
         self.lanes.retry(refused, at.into_std());
@@ -637,7 +633,7 @@ async fn look<B: LaneBus>(config: &Config, seen: &Seen, survey: &mut Survey) {
         Err(error) => return survey.wrong(BUS, address, &error),
     }
     let topics: Vec<&str> = seen.topics.keys().map(String::as_str).collect();
-    for Place { name, found } in bus.places(&topics).await {
+    for Need { name, found } in bus.needs(&topics).await {
         match found {
             Ok(found) => survey.ok(TOPIC, name, found),
             Err(error) => survey.wrong(TOPIC, name, &error),

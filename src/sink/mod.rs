@@ -392,10 +392,6 @@ impl Sink for AnySink {
         on!(self, sink => sink.enqueue_apart(record, ticket))
     }
 
-    fn refuses_each(&self) -> bool {
-        on!(self, sink => sink.refuses_each())
-    }
-
     fn retry(&mut self, refused: Ticket, wait: Duration) {
         on!(self, sink => sink.retry(refused, wait));
     }

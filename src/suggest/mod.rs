@@ -14,7 +14,7 @@ pub(crate) use guess::{ColumnUse, ordering};
 use guess::{Guess, Guesses, Missing, Role};
 
 use crate::config::model::tables;
-use crate::config::{Place, SinkKind};
+use crate::config::{Endpoint, SinkKind};
 use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::TableName;
 use walrelay_core::config::draft::Draft;
@@ -34,8 +34,8 @@ pub(crate) struct Known {
     pub sink: SinkKind,
     /// Where its bus is: `Bus::address`.
     pub address: Option<String>,
-    /// Where its records go there: `Bus::place`.
-    pub place: Option<String>,
+    /// What its records go to there: `Bus::endpoint`.
+    pub endpoint: Option<String>,
     pub refused: Option<String>,
     /// Why `setup --add-xid-column` does, if it does.
     pub no_xid_column: Option<String>,
@@ -163,11 +163,11 @@ fn sink(draft: &mut Draft, known: &Known) {
             draft.set(bus.address, bus.example);
         }
     }
-    if let Some(Place { key, example, what }) = bus.place {
-        if known.place.is_none() {
+    if let Some(Endpoint { key, example, what }) = bus.endpoint {
+        if known.endpoint.is_none() {
             draft.note(key, &format!("SET THIS: {what}."));
         }
-        draft.set(key, known.place.as_deref().unwrap_or(example));
+        draft.set(key, known.endpoint.as_deref().unwrap_or(example));
     }
 }
 

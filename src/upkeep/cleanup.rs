@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio_postgres::{Client, Row};
 
-use crate::poll::{Copies, copied};
+use crate::poll::copied;
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{
@@ -17,6 +17,7 @@ use crate::source::preflight::system_identifier;
 use crate::state::Stored;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
 use walrelay_core::catalog::{Column, Table};
+use walrelay_core::catch_up::Copies;
 use walrelay_core::config::{CopiedRows, OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::failpoint;

@@ -43,8 +43,9 @@ impl Connection {
 pub enum Delivery {
     /// The broker has it, as durably as `acks=all` makes it.
     Acked(Ticket),
-    /// The bus refuses it, and the sink goes on: the record was sent apart, or the sink
-    /// [refuses each](Sink::refuses_each) for itself.
+    /// The bus refuses it, and the sink goes on. The record was sent apart, or the bus refuses one
+    /// record at any time and takes others: then no record of its key is sent until [`Sink::retry`]
+    /// or [`Sink::withdraw`] is called.
     Refused(Ticket, Error),
     /// It was not delivered, or that is not known. The producer is finished: no later record may
     /// count. The relay makes another one where the kind of the error is retried.
@@ -83,12 +84,6 @@ pub trait Sink: Send {
     /// reported. A sink that cannot send apart sends as always.
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         self.enqueue(record, ticket)
-    }
-
-    /// Whether the bus refuses one record at any time and takes others. Such a sink sends no record
-    /// of a refused one's key until [`Sink::retry`] or [`Sink::withdraw`] is called.
-    fn refuses_each(&self) -> bool {
-        false
     }
 
     /// Sends a refused record again after `wait`.

@@ -73,7 +73,9 @@ pub(crate) fn carry(carrying: &mut Carrying<'_>) {
         timestamp
             .into_iter()
             .for_each(|column| record_timestamp(carrying, column));
-        let partition = placed.iter().find(|one| one.place == Place::Partition);
+        let partition = placed
+            .iter()
+            .find(|one| one.placement == Placement::Partition);
         partition
             .into_iter()
             .for_each(|one| carrying.draft.set("route.partition", &one.column));
@@ -81,7 +83,7 @@ pub(crate) fn carry(carrying: &mut Carrying<'_>) {
     headers(carrying, &placed, id, &[event_type, route_by]);
     value(carrying, &placed, payload);
     let of_placed = |one: &Placed| {
-        if one.place == Place::Header {
+        if one.placement == Placement::Header {
             "header"
         } else {
             "value"
@@ -424,7 +426,9 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             .draft
             .named(HEADERS, "id", &written(carrying, "header", id, of_id));
     }
-    let of_headers = placed.iter().filter(|one| one.place == Place::Header);
+    let of_headers = placed
+        .iter()
+        .filter(|one| one.placement == Placement::Header);
     for one in of_headers.clone() {
         if is_text {
             printed(carrying, HEADER, &one.column);
@@ -497,7 +501,7 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
     let given = carrying.given;
     let envelope: Vec<&Placed> = placed
         .iter()
-        .filter(|one| one.place == Place::Envelope)
+        .filter(|one| one.placement == Placement::Envelope)
         .collect();
     let tombstone = given.is_true(TOMBSTONE);
     let expand = given.is_true(EXPAND).then(|| expansion(given));
@@ -760,7 +764,7 @@ fn replaced(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Placement {
     Header,
     Envelope,
     Partition,
@@ -770,27 +774,27 @@ enum Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Placed {
     column: String,
-    place: Place,
+    placement: Placement,
     alias: String,
 }
 
 impl Placed {
-    /// Of `column:place` or `column:place:alias`.
+    /// Of `column:placement` or `column:placement:alias`.
     fn of(text: &str) -> Option<Placed> {
         let mut parts = text.split(':').map(str::trim);
         let column = parts.next().filter(|column| !column.is_empty())?;
-        let place = parts.next()?;
+        let placement = parts.next()?;
         let alias = parts.next();
-        let place = match place.to_lowercase().as_str() {
-            "header" => Place::Header,
-            "envelope" => Place::Envelope,
-            "partition" => Place::Partition,
+        let placement = match placement.to_lowercase().as_str() {
+            "header" => Placement::Header,
+            "envelope" => Placement::Envelope,
+            "partition" => Placement::Partition,
             _ => return None,
         };
         let (column, alias) = (column.to_owned(), alias.unwrap_or(column).to_owned());
         parts.next().is_none().then_some(Placed {
             column,
-            place,
+            placement,
             alias,
         })
     }

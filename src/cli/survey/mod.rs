@@ -6,7 +6,7 @@ mod sample;
 
 use std::time::Duration;
 
-pub(super) use self::postgres::Place;
+pub(super) use self::postgres::SurveyedServer;
 pub(super) use self::sample::{LIMIT as STATEMENT_LIMIT, Sampled, Values, described, readable};
 use crate::config::Config;
 use crate::sink::checks;
@@ -49,21 +49,25 @@ impl Asked {
 
 /// Adds the checks of the servers, within [`LIMIT`]. Gives what was read of Postgres, where it
 /// answers in time.
-pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey) -> Option<Place> {
+pub(super) async fn look(
+    config: &Config,
+    asked: Asked,
+    survey: &mut Survey,
+) -> Option<SurveyedServer> {
     within_limit(survey, async |survey| {
         let mut seen = Seen::default();
-        let place = postgres::look(config, asked, survey, &mut seen).await;
+        let server = postgres::look(config, asked, survey, &mut seen).await;
         if asked == Asked::Both {
             let cluster_id = checks(config.sink.kind).survey(config, &seen, survey).await;
             let is_unclear =
                 |check: &Check| check.state == WRONG && BEFORE_POSITION.contains(&check.check);
-            if let Some(place) = &place
+            if let Some(server) = &server
                 && !survey.checks.iter().any(is_unclear)
             {
-                postgres::position(config, place, cluster_id, survey).await;
+                postgres::position(config, server, cluster_id, survey).await;
             }
         }
-        place
+        server
     })
     .await
     .flatten()

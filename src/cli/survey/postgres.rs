@@ -38,7 +38,7 @@ const ROWS_MAX: usize = 1_000;
 const TOPICS_MAX: usize = 100;
 
 #[derive(Debug)]
-pub(in crate::cli) struct Place {
+pub(in crate::cli) struct SurveyedServer {
     pub(in crate::cli) session: SqlSession,
     pub(in crate::cli) facts: Facts,
 }
@@ -50,7 +50,7 @@ pub(super) async fn look(
     asked: Asked,
     survey: &mut Survey,
     seen: &mut Seen,
-) -> Option<Place> {
+) -> Option<SurveyedServer> {
     seen.topics = topics_of_templates(config);
     let source = &config.source;
     let address = source.database.describe();
@@ -94,7 +94,7 @@ pub(super) async fn look(
     }
     owned(survey, &session, &named).await;
     seen.system_identifier.clone_from(&facts.system_identifier);
-    Some(Place { session, facts })
+    Some(SurveyedServer { session, facts })
 }
 
 /// The topics that templates without columns name.
@@ -212,7 +212,7 @@ async fn owned(survey: &mut Survey, session: &SqlSession, config: &Config) {
 /// Adds what the relay's start makes of the stored position. Call after the bus was seen to answer.
 pub(super) async fn position(
     config: &Config,
-    place: &Place,
+    server: &SurveyedServer,
     cluster_id: Option<String>,
     survey: &mut Survey,
 ) {
@@ -222,8 +222,8 @@ pub(super) async fn position(
         let stored = state::load(config).await?;
         start_from(
             config,
-            place.session.client(),
-            &place.facts,
+            server.session.client(),
+            &server.facts,
             stored.as_ref(),
             cluster_id,
         )

@@ -119,9 +119,8 @@ impl<'a> RetryProducer<'a> {
             self.send_all(&records, &mut acked).await
         };
         // A bus that answers for each record may take the next one of the topic.
-        let refuses_each = self.config.sink.kind.bus().refuses_each;
         if let Ok(Some(Refusal { error, .. })) = &ended
-            && let Some(topic) = error.topic().filter(|_| !refuses_each)
+            && let Some(topic) = error.topic().filter(|_| !self.refuses_each())
         {
             self.refusing.insert(topic.to_owned(), error.clone());
         }
@@ -194,13 +193,19 @@ impl<'a> RetryProducer<'a> {
             // Only what is in a queue is given up, and nothing is put there without this.
             beside.check()?;
         }
-        let sent = sent(&mut sink, self.next, records, acked, until).await;
+        // One record is sent apart, so that the producer goes on when that is refused.
+        let is_apart = records.len() == 1 || self.refuses_each();
+        let sent = sent(&mut sink, self.next, records, acked, is_apart, until).await;
         self.next += records.len() as u64;
         match &sent {
             Ok((_, true)) => self.sink = Some(sink),
             Ok((_, false)) | Err(_) => sink.close().await,
         }
         sent.map(|(refusal, _)| refusal)
+    }
+
+    fn refuses_each(&self) -> bool {
+        self.config.sink.kind.bus().refuses_each
     }
 
     pub(super) async fn end(self) {
@@ -237,13 +242,13 @@ fn no_such_outbox() -> Error {
     )
 }
 
-/// Why the first record that the bus has not was refused, and whether the producer goes on. One
-/// record is sent apart, so that it does when that is refused.
+/// Why the first record that the bus has not was refused, and whether the producer goes on.
 async fn sent(
     sink: &mut AnySink,
     base: u64,
     records: &[OwnedRecord],
     acked: &mut [bool],
+    is_apart: bool,
     until: Instant,
 ) -> Result<(Option<Refusal>, bool)> {
     let away = || Error::new(Kind::BusUnreachable, "the bus did not ack parked events");
@@ -255,7 +260,6 @@ async fn sent(
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {
             let ticket = Ticket(base + next as u64);
-            let is_apart = records.len() == 1 || sink.refuses_each();
             let enqueued = record.with_record(|record| match is_apart {
                 true => sink.enqueue_apart(record, ticket),
                 false => sink.enqueue(record, ticket),
@@ -301,8 +305,7 @@ async fn sent(
             }
         }
         if let Some((error, goes_on)) = ended {
-            let is_certain = records.len() == 1 || sink.refuses_each();
-            return judged(Some(error), is_certain, goes_on);
+            return judged(Some(error), is_apart, goes_on);
         }
     }
 }

@@ -29,7 +29,7 @@ use session::{API, API_TIMEOUT, Reply, Session};
 use crate::config::nats::SCHEMES;
 use crate::config::servers::in_clear;
 use crate::config::{Config, NatsConfig, SinkKind};
-use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
+use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Need, ServerState};
 use crate::sink::present::{Connection as _, Present};
 use crate::sink::{ReadTopics, not_encrypted};
 use walrelay_core::config::unit::human_bytes;
@@ -107,7 +107,7 @@ impl Nats {
     }
 
     /// The stream of `nats.stream`.
-    async fn stream(&self, session: &Session) -> Place {
+    async fn stream(&self, session: &Session) -> Need {
         let name = self.config.stream.clone();
         let subject = format!("{API}STREAM.INFO.{name}");
         let asked = session.request(&subject, HeaderMap::new(), Bytes::new(), API_TIMEOUT);
@@ -118,7 +118,7 @@ impl Nats {
             )),
             Reply::Silent | Reply::Lost => Err(answer::no_jetstream(&name)),
         };
-        Place { name, found }
+        Need { name, found }
     }
 
     fn lost(&self, session: &Arc<Session>) -> Answer {
@@ -207,21 +207,21 @@ impl LaneBus for Nats {
         Ok(Some(said))
     }
 
-    async fn places(&self, topics: &[&str]) -> Vec<Place> {
+    async fn needs(&self, topics: &[&str]) -> Vec<Need> {
         let Some(session) = self.session.get() else {
             return Vec::new();
         };
-        let mut places = Vec::new();
+        let mut needs = Vec::new();
         if !self.config.stream.is_empty() {
-            places.push(self.stream(&session).await);
+            needs.push(self.stream(&session).await);
         }
         for topic in topics {
-            places.push(Place {
+            needs.push(Need {
                 name: (*topic).to_owned(),
                 found: self.place(&session, topic).await,
             });
         }
-        places
+        needs
     }
 
     async fn send(&self, record: &OwnedRecord) -> Answer {

@@ -24,7 +24,7 @@ use session::{Dialer, Session, TlsConnectorOf, Unconfirmed};
 use crate::config::rabbitmq::SCHEMES;
 use crate::config::servers::in_clear;
 use crate::config::{Config, SinkKind};
-use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Place, ServerState};
+use crate::sink::lanes::{Answer, Away, LaneBus, LaneSink, Need, ServerState};
 use crate::sink::present::Present;
 use crate::sink::{login, not_encrypted};
 use walrelay_core::config::unit::human_bytes;
@@ -147,7 +147,7 @@ impl LaneBus for Rabbitmq {
         )))
     }
 
-    async fn places(&self, topics: &[&str]) -> Vec<Place> {
+    async fn needs(&self, topics: &[&str]) -> Vec<Need> {
         let Some(session) = self.session.get() else {
             return Vec::new();
         };
@@ -160,14 +160,14 @@ impl LaneBus for Rabbitmq {
                  topic: rabbitmqctl list_bindings",
             ),
         };
-        let mut places = Vec::new();
+        let mut needs = Vec::new();
         for name in names {
             let found = session.has_place(exchange, name).await;
-            places.push(Place {
+            needs.push(Need {
                 name: (*name).to_owned(),
                 found: found.map(|()| fits.to_owned()).map_err(answer::no_place),
             });
         }
-        places
+        needs
     }
 }

@@ -5,8 +5,9 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 
 use tokio_postgres::SimpleQueryMessage;
+use walrelay::poll::Selection;
 use walrelay::poll::select::rows;
-use walrelay::poll::{Copies, Selection, Which};
+use walrelay_core::catch_up::{Copies, Which};
 use walrelay_core::error::Kind;
 use walrelay_core::position::Lsn;
 use walrelay_core::snapshot::Snapshot;

@@ -76,14 +76,13 @@ impl Judge {
         }))
     }
 
-    /// What is done with a routed event. `refuses_each`: see [`crate::sink::Sink::refuses_each`].
+    /// What is done with a routed event.
     pub(super) fn admit(
         &mut self,
         event: &Event<'_>,
         known: &InFlight,
         record: &Record<'_>,
         setup: &Setup,
-        refuses_each: bool,
         now: Instant,
     ) -> Decision {
         let mut is_isolated = false;
@@ -91,7 +90,7 @@ impl Judge {
             if let Some(verdict) = self.quarantine.verdict(id) {
                 return Decision::GiveUp(verdict.clone());
             }
-            let by_topic = || !refuses_each && self.parking.is_refusing(record.topic);
+            let by_topic = || !setup.refuses_each && self.parking.is_refusing(record.topic);
             if self.parking.is_any()
                 && (self.parking.must_park(&id.row, &event.place, record) || by_topic())
             {

@@ -263,13 +263,11 @@ impl<S: Sink> Publisher<S> {
         record: &Record<'_>,
         now: Instant,
     ) -> Result<()> {
-        let refuses_each = self.sink.refuses_each();
-        let judge = &mut self.judge;
-        match judge.admit(event, &known, record, &self.setup, refuses_each, now) {
+        match self.judge.admit(event, &known, record, &self.setup, now) {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");
-                    if self.sink.refuses_each() {
+                    if self.setup.refuses_each {
                         known.parks = self.setup.parks(event);
                     }
                     self.enqueued(bytes, known)
@@ -365,7 +363,7 @@ impl<S: Sink> Publisher<S> {
                     is_isolated,
                     ..
                 } = pending;
-                let may_be_refused = is_isolated || self.sink.refuses_each();
+                let may_be_refused = is_isolated || self.setup.refuses_each;
                 event.parks.take_if(|_| !may_be_refused);
                 self.enqueued(
                     bytes,
@@ -444,7 +442,7 @@ impl<S: Sink> Publisher<S> {
         }
         self.counts.enqueued += 1;
         self.transaction.enqueued();
-        let parked = event.parks.as_ref().filter(|_| self.sink.refuses_each());
+        let parked = event.parks.as_ref().filter(|_| self.setup.refuses_each);
         let bytes = bytes + parked.map_or(0, |parked| parked.bytes());
         self.ledger
             .enqueued(bytes, event.committed_at_us, event.needed())
@@ -465,7 +463,8 @@ impl<S: Sink> Publisher<S> {
     /// # Errors
     /// The first failure, with the event it happened to. Every ack beside it was taken in; the
     /// producer is finished. A failure of an event that can be given up heals: the next producer
-    /// finds out which event it is.
+    /// finds out which event it is. Where it halts, nothing is sent any more, and acks of what is
+    /// in flight may be awaited.
     pub fn delivered(&mut self) -> Result<()> {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         let mut failure = None;
@@ -473,7 +472,7 @@ impl<S: Sink> Publisher<S> {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
-                    let parked = match self.sink.refuses_each() {
+                    let parked = match self.setup.refuses_each {
                         true => self.ledger.event_mut(*ticket).and_then(|event| {
                             let event = event.as_mut()?;
                             event.parks.take()
@@ -500,6 +499,10 @@ impl<S: Sink> Publisher<S> {
         let failure = failure.map_or(Ok(()), |failure| {
             Err(self.judge_refused(&deliveries, failure))
         });
+        if failure.as_ref().is_err_and(|error| error.kind().halts()) {
+            // What waits for room may be of the refused record's key.
+            self.pending = None;
+        }
         // The buffer is used again.
         deliveries.clear();
         self.deliveries = deliveries;
@@ -654,7 +657,7 @@ impl<S: Sink> Publisher<S> {
         }
         let known = self.ledger.event(ticket).and_then(Option::as_deref);
         let wait = self.setup.wait_of_refused(known, &error);
-        if let Some(wait) = wait.filter(|_| self.sink.refuses_each()) {
+        if let Some(wait) = wait.filter(|_| self.setup.refuses_each) {
             let row = known.and_then(|event| Some(Shown::of(event.id.as_ref()?.row.id())));
             let row = row.as_ref().map(tracing::field::display);
             tracing::warn!(event = "record_refused", slot = %self.setup.slot, row,
@@ -734,7 +737,7 @@ impl<S: Sink> Publisher<S> {
             parked.retry_in_ms = error.retry_after.filter(|_| is_retried).map(millis);
             // The attempts of a topic are none of this event.
             let mut why = failure;
-            if !self.sink.refuses_each() {
+            if !self.setup.refuses_each {
                 why.attempts = 1;
             }
             let why = Some(why);
@@ -933,3 +936,6 @@ pub fn contradiction(error: LedgerError) -> Error {
          the log if it returns",
     )
 }
+
+#[cfg(test)]
+mod tests;

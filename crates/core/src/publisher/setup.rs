@@ -23,6 +23,8 @@ pub struct Setup {
     pub limits: Limits,
     /// The reaction to events that cannot be delivered.
     pub delivery: DeliveryConfig,
+    /// Whether the bus refuses one record at any time and takes others.
+    pub refuses_each: bool,
 }
 
 impl Setup {

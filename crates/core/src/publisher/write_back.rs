@@ -113,17 +113,6 @@ impl WriteBacks {
         self
     }
 
-    /// The rows of all events that are not written back.
-    pub fn rows(&self) -> impl Iterator<Item = &RowId> {
-        self.parks
-            .iter()
-            .chain(&self.marks)
-            .map(|due| match &due.write_back {
-                WriteBack::Acked(row) | WriteBack::Failed(row, _) => row,
-                WriteBack::Parked { event, .. } => &event.row,
-            })
-    }
-
     fn oldest(&self) -> impl Iterator<Item = &Due> {
         self.parks.front().into_iter().chain(self.marks.front())
     }
@@ -392,11 +381,7 @@ mod tests {
         assert_eq!(left.written, 0);
         left.push(at(30), row(3), None, 9);
         assert_eq!(
-            (
-                left.completed(at(40)),
-                left.oldest_commit_us(),
-                left.rows().count()
-            ),
+            (left.completed(at(40)), left.oldest_commit_us(), left.len()),
             (at(5), Some(7), 3)
         );
         assert_eq!(left.begin(2).unwrap().acked.len(), 2);

@@ -141,8 +141,8 @@ pub(super) fn sorted(text: &str) -> Result<String, &'static str> {
     valid(text)?;
     let mut sorted = String::with_capacity(text.len());
     // With a list of its own, no depth of nesting is too much. Of an object that is open, the names
-    // and the places in the outcome of its members; an array has none.
-    let mut open: Vec<Option<Vec<Place>>> = Vec::new();
+    // and the ranges in the outcome of its members; an array has none.
+    let mut open: Vec<Option<Vec<NamedRange>>> = Vec::new();
     let mut before = "";
     for token in tokens(text) {
         let at = sorted.len();
@@ -173,11 +173,11 @@ pub(super) fn sorted(text: &str) -> Result<String, &'static str> {
     Ok(sorted)
 }
 
-/// The name of a member, and its place in a text.
-type Place = (String, Range<usize>);
+/// The name of a member, and where it is in a text.
+type NamedRange = (String, Range<usize>);
 
 /// Puts the members, which are the end of `text`, in the order of their names.
-fn put_in_order(mut members: Vec<Place>, text: &mut String) {
+fn put_in_order(mut members: Vec<NamedRange>, text: &mut String) {
     let Some(start) = members.first().map(|(_, member)| member.start) else {
         return;
     };

@@ -522,10 +522,6 @@ impl Sink for Producer {
         Ok(())
     }
 
-    fn refuses_each(&self) -> bool {
-        self.0.lock().unwrap().lanes.is_some()
-    }
-
     fn retry(&mut self, refused: Ticket, wait: Duration) {
         let mut broker = self.0.lock().unwrap();
         let bus = broker.lanes.as_mut().unwrap();

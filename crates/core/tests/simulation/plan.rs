@@ -134,12 +134,11 @@ impl Mode {
         }
     }
 
-    /// Those of `faults` that it has to stand. Not mended: where a relay was killed, or a producer
-    /// failed, and the slot is lost next, the table gives delivered events again behind later ones
-    /// of their aggregate that are parked, or whose rows are still to be marked.
+    /// Those of `faults` that it has to stand. Not mended: where a relay was killed, and the slot is
+    /// lost next, the table gives delivered events again behind later ones of their aggregate that
+    /// are parked.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
-        let is_repeated = faults.has(Fault::RelayKill) || faults.has(Fault::DeliveryFailure);
-        if self.on_error == OnError::Park && is_repeated {
+        if self.on_error == OnError::Park && faults.has(Fault::RelayKill) {
             faults.without(Fault::SlotLost)
         } else {
             faults.clone()

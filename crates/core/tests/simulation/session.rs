@@ -171,7 +171,6 @@ impl World {
         let left = &mut self.process.left;
         publisher.judge.quarantine = left.quarantine.take_over();
         publisher.write_backs = std::mem::take(&mut left.write_backs).behind(Position::default());
-        let known: Vec<RowId> = publisher.write_backs.rows().cloned().collect();
         if let Some(parks) = &self.parks {
             publisher.begin_look();
             publisher.judge.parking.begin(parks.tables.index());
@@ -184,8 +183,7 @@ impl World {
             left.inside.clone_from(&of.inside);
             reading.knows(of);
         }
-        let known = left.inside.iter().cloned().chain(known);
-        reading.delivered.extend(known);
+        reading.delivered.extend(left.inside.iter().cloned());
         self.reading = Some(reading);
         self.opened();
         self.reached.count(Path::TableRead, 1);
@@ -355,7 +353,7 @@ impl World {
 
     /// The read of the table ended.
     fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>) {
-        if error.is_some_and(|error| !error.kind().ends_producer() && !error.kind().halts()) {
+        if error.is_some_and(|error| !error.kind().ends_producer()) {
             self.drain(&mut reading.publisher);
         }
         self.count_of(&reading.publisher);

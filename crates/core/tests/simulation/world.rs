@@ -250,6 +250,7 @@ impl World {
             outboxes,
             limits: self.limits,
             delivery: self.delivery.clone(),
+            refuses_each: self.mode.bus == Bus::Lanes,
         }
     }
 

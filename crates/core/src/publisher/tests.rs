@@ -1,0 +1,81 @@
+//! Tests of a publisher whose bus refuses each record for itself.
+
+use super::*;
+use crate::config::DeliveryConfig;
+use crate::lanes::{Lanes, Outcome};
+use crate::ledger::Limits;
+use crate::position::Lsn;
+use crate::testing::{COLUMNS, Lab, outbox};
+
+/// A bus whose queue holds one record.
+#[derive(Debug)]
+struct Bus(Lanes);
+
+impl Sink for Bus {
+    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.0.enqueue(record, ticket)
+    }
+
+    fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
+        self.0.withdraw(refused)
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        self.0.take_deliveries(into);
+    }
+}
+
+fn publisher(on_error: OnError) -> Publisher<Bus> {
+    let setup = Setup {
+        slot: "orders".parse().unwrap(),
+        outboxes: vec![outbox()],
+        limits: Limits {
+            events: 10,
+            bytes: 1 << 20,
+            each: 0,
+        },
+        delivery: DeliveryConfig {
+            on_error,
+            ..DeliveryConfig::default()
+        },
+        refuses_each: true,
+    };
+    let mut publisher = Publisher::new(&setup, Position::default(), Bus(Lanes::new(1, 1))).unwrap();
+    publisher.ledger.begin(Lsn::new(0x64)).unwrap();
+    publisher
+}
+
+/// An event of aggregate 1.
+fn row(id: &str) -> Lab {
+    let values = [id, "order", "1", "placed", "{}"].map(Some);
+    Lab::new(&outbox(), &COLUMNS, &values)
+}
+
+/// The bus refuses the record that is on its way.
+fn refuse(publisher: &mut Publisher<Bus>, now: Instant) -> Result<()> {
+    let lanes = &mut publisher.sink.0;
+    let attempt = lanes.next(now).expect("a record");
+    let error = Error::new(Kind::Record, "refused");
+    lanes.ended(attempt.id, Outcome::Refused { error, after: None }, now);
+    lanes.take_deliveries(&mut publisher.deliveries);
+    publisher.delivered()
+}
+
+/// P2: who waits for the last acks offers what is pending again.
+#[test]
+fn a_record_that_waits_for_room_is_not_sent_behind_a_refused_one_that_halts() {
+    let now = Instant::now();
+    for (on_error, refusals) in [(OnError::Stop, 1), (OnError::DeadLetter, 2)] {
+        let mut publisher = publisher(on_error);
+        for id in ["a", "b"] {
+            publisher.publish(&row(id).event(), now).unwrap();
+        }
+        assert!(publisher.is_pending());
+        for number in 1..=refusals {
+            let halted = refuse(&mut publisher, now).is_err_and(|error| error.kind().halts());
+            assert_eq!(halted, number == refusals, "{on_error:?}");
+            publisher.retry_pending().unwrap();
+        }
+        assert!(publisher.sink.0.next(now).is_none(), "{on_error:?}");
+    }
+}
