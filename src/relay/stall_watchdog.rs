@@ -24,7 +24,6 @@ use tokio::time::{Instant, sleep};
 
 use crate::sink::SinkHandle;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::turn;
 
 /// How often the thread checks.
 const TICK: Duration = Duration::from_millis(100);
@@ -75,7 +74,7 @@ impl StallWatchdog {
     /// Starts the thread. Nothing is guarded yet.
     pub(super) fn start(wal_sender_timeout: Duration) -> Result<StallWatchdog> {
         let beat = Arc::new(Beat {
-            bound_ms: millis(turn::bearable(wal_sender_timeout)),
+            bound_ms: millis(walrelay_core::turn::bearable(wal_sender_timeout)),
             last_ms: AtomicU64::new(now_ms()),
             guarded: Mutex::default(),
             given_up: AtomicBool::new(false),

@@ -16,7 +16,6 @@ use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::publisher::write_back::WriteBacks;
-use walrelay_core::turn::Turn;
 
 /// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
@@ -42,7 +41,7 @@ pub(super) struct Left {
     pub(super) progress: Option<Stored>,
     pub(super) found: PublishedVersions,
     /// Whether another relay was at work.
-    pub(super) turn: Turn<Stored>,
+    pub(super) turn: walrelay_core::turn::Turn<Stored>,
 }
 
 impl Left {

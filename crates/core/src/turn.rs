@@ -62,7 +62,7 @@ impl<T: Clone + PartialEq> Turn<T> {
         self.is_past |= !is_held || !self.held.iter().all(is_here);
         if self.is_past {
             self.is_in_doubt = true;
-            self.held = loaded.cloned().into_iter().collect();
+            self.held = Vec::from_iter(loaded.cloned());
         }
         !self.is_past
     }
