@@ -16,7 +16,7 @@ use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Position;
 use walrelay_core::publisher::Setup;
-use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction, Pipeline};
+use walrelay_core::publisher::pipeline::{OpenTransaction, Pipeline};
 use walrelay_core::publisher::quarantine::Quarantine;
 
 pub(super) struct RelayProducer {
@@ -138,48 +138,35 @@ impl RelayProducer {
     }
 
     /// Takes out the pipeline that continues after `stored`, the stored position of this server and
-    /// slot. Errors: this process delivered on another server, or another relay continued after
-    /// `stored`; both heal with the next producer.
+    /// slot. Errors: another server answers, or another relay was at work; both heal with the next
+    /// producer.
     pub(super) fn enter(
         &mut self,
         config: &Config,
         stored: Position,
         published: Option<Published>,
-        same_server: bool,
     ) -> Result<Box<Pipeline<AnySink>>> {
         let before = self.change_to(State::Absent);
         let mut left = self.known.left.lock();
+        let is_past = std::mem::take(&mut left.turn.is_past);
+        let counts = |delivered: Position| !is_past && delivered.is_at_or_after(&stored);
         let sink = match before {
             State::Running(mut pipeline) => {
-                match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
-                    Belongs::Here => {
-                        pipeline.begun = std::mem::take(&mut self.begun);
-                        pipeline.publisher.judge.quarantine = std::mem::take(&mut self.quarantine);
-                        pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
-                        return Ok(pipeline);
-                    }
-                    Belongs::ToAnotherServer => {
-                        left.forget();
-                        let what = "another server or timeline answers; starting after the \
-                                    position that is stored for it";
-                        return Err(Error::new(Kind::PostgresUnreachable, what));
-                    }
-                    Belongs::ToThePast => {
-                        left.forget();
-                        let what =
-                            "another relay served the slot in between; starting after its position";
-                        return Err(Error::new(Kind::SlotActive, what));
-                    }
+                if !counts(pipeline.publisher.ledger.delivered()) {
+                    left.forget();
+                    let what = "another relay served the slot in between, or another server or \
+                                timeline answers; starting after the stored position";
+                    return Err(Error::new(Kind::SlotActive, what));
                 }
+                pipeline.begun = std::mem::take(&mut self.begun);
+                pipeline.publisher.judge.quarantine = std::mem::take(&mut self.quarantine);
+                pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
+                return Ok(pipeline);
             }
             State::New(sink) => sink,
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
-        if !same_server {
-            left.forget();
-        }
-        let is_here = |of: &Delivered| belongs(of.position, stored, same_server) == Belongs::Here;
-        let (start, published) = match left.delivered.take().filter(is_here) {
+        let (start, published) = match left.delivered.take().filter(|of| counts(of.position)) {
             Some(of) => (of.position, of.published),
             None => (stored, published),
         };
@@ -188,7 +175,7 @@ impl RelayProducer {
             Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.judge.quarantine = self.quarantine.take_over();
         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
-        if same_server {
+        if !is_past {
             pipeline.begun = std::mem::take(&mut self.begun);
         }
         Ok(Box::new(pipeline))
@@ -264,26 +251,6 @@ impl RelayProducer {
     }
 }
 
-/// Whether the delivered position is one of the log that answers now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Belongs {
-    Here,
-    /// It was learned of another server or timeline, where the same LSN is another place.
-    ToAnotherServer,
-    /// Another relay had the slot in between and went further.
-    ToThePast,
-}
-
-/// Judges `delivered`, which this process knows, by `stored`, which was just read and belongs here
-/// (P1).
-fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs {
-    match (same_server, delivered.is_at_or_after(&stored)) {
-        (false, _) => Belongs::ToAnotherServer,
-        (true, true) => Belongs::Here,
-        (true, false) => Belongs::ToThePast,
-    }
-}
-
 /// The configuration of a publisher.
 pub(crate) fn setup_of(config: &Config) -> Setup {
     let limits = Limits {
@@ -297,21 +264,5 @@ pub(crate) fn setup_of(config: &Config) -> Setup {
         limits,
         delivery: config.delivery.clone(),
         refuses_each: config.sink.kind.bus().refuses_each,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use walrelay_core::position::Lsn;
-
-    #[test]
-    fn a_position_delivered_before_a_failover_does_not_count_on_the_new_timeline() {
-        let at = |lsn| Position::at(Lsn::new(lsn));
-        // P1: the old primary was at 300, the new one branched off at 200: its commits below 300
-        // are new events.
-        assert_eq!(belongs(at(300), at(200), false), Belongs::ToAnotherServer);
-        assert_eq!(belongs(at(300), at(200), true), Belongs::Here);
-        assert_eq!(belongs(at(200), at(300), true), Belongs::ToThePast);
     }
 }

@@ -23,7 +23,6 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep};
 
 use crate::sink::SinkHandle;
-use crate::source::lease;
 use walrelay_core::error::{Error, Kind, Result};
 
 /// How often the thread checks.
@@ -75,7 +74,7 @@ impl StallWatchdog {
     /// Starts the thread. Nothing is guarded yet.
     pub(super) fn start(wal_sender_timeout: Duration) -> Result<StallWatchdog> {
         let beat = Arc::new(Beat {
-            bound_ms: millis(lease::bearable(wal_sender_timeout)),
+            bound_ms: millis(walrelay_core::turn::bearable(wal_sender_timeout)),
             last_ms: AtomicU64::new(now_ms()),
             guarded: Mutex::default(),
             given_up: AtomicBool::new(false),

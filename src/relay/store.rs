@@ -40,24 +40,19 @@ pub(super) struct Left {
     /// How far the table was read and published, where that is not stored.
     pub(super) progress: Option<Stored>,
     pub(super) found: PublishedVersions,
-    /// What the store took last, and what it may have taken since: that is not known after a lost
-    /// connection.
-    held: Vec<Stored>,
+    /// Whether another relay was at work.
+    pub(super) turn: walrelay_core::turn::Turn<Stored>,
 }
 
 impl Left {
     /// What counts for a session on `server` that `loaded` this. Nothing is left where another
     /// relay was at work.
     fn resume(&mut self, loaded: Option<Stored>, server: &ServerIdentity) -> Option<Stored> {
-        let is_held = loaded
-            .as_ref()
-            .is_none_or(|loaded| self.held.contains(loaded));
-        if !is_held || self.held.iter().any(|held| held.server != *server) {
-            *self = Left {
-                held: loaded.iter().cloned().collect(),
-                ..Left::default()
-            };
-            return loaded;
+        if !self
+            .turn
+            .resume(loaded.as_ref(), |held| held.server == *server)
+        {
+            self.forget();
         }
         self.progress.clone().or(loaded)
     }
@@ -78,13 +73,13 @@ impl Left {
     }
 
     fn are_stored(&mut self, stored: &Stored) {
-        self.held = vec![stored.clone()];
+        self.turn.stored(stored);
         self.progress = None;
     }
 
     pub(super) fn forget(&mut self) {
         *self = Left {
-            held: std::mem::take(&mut self.held),
+            turn: std::mem::take(&mut self.turn),
             ..Left::default()
         };
     }
@@ -101,9 +96,11 @@ pub(super) struct AnyStore {
 impl AnyStore {
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let began = Instant::now();
+        // It may happen although the session ends first.
+        self.known.left.lock().turn.stores(stored);
         if let Err(error) = self.store.store(stored).await {
-            if error.kind() != Kind::PostgresUnwritable {
-                self.known.left.lock().held.push(stored.clone());
+            if error.kind() == Kind::PostgresUnwritable {
+                self.known.left.lock().turn.refused();
             }
             return Err(error);
         }
@@ -202,7 +199,7 @@ mod tests {
     fn left() -> Left {
         let mut left = Left::default();
         left.are_stored(&stored(1, 1));
-        left.held.push(stored(1, 2));
+        left.turn.stores(&stored(1, 2));
         Left {
             progress: Some(stored(1, 3)),
             delivered: Some(Delivered {
@@ -273,7 +270,11 @@ mod tests {
             );
             assert!(left.delivered.is_none() && left.progress.is_none());
             // From here on it is this relay's.
-            assert_eq!(left.held, [loaded]);
+            left.progress = Some(stored(1, 11));
+            left.turn.is_past = false;
+            let again = left.resume(Some(loaded.clone()), server);
+            let expected = if loaded.server == *server { 11 } else { 1 };
+            assert_eq!(again, Some(stored(1, expected)));
         }
         let mut left = left();
         left.are_stored(&stored(1, 4));

@@ -28,7 +28,6 @@ use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
 
 use walrelay_core::error::{Error, Kind, Result};
 
-use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Retry, Sessions, TableReason};
@@ -48,11 +47,6 @@ pub(super) struct Relay {
     /// How often a batch was too large, and none of its records.
     in_vain: u64,
     pub(super) producer: RelayProducer,
-    /// Whether topics may have what comes again: an earlier process was killed, or this one stood
-    /// still.
-    is_in_doubt: bool,
-    /// Server and timeline of the last session.
-    served: Option<ServerIdentity>,
     /// Warnings that were logged: each once, not at each try.
     warned: HashSet<String>,
     pub(super) known: Known,
@@ -74,8 +68,6 @@ impl Relay {
                 StallWatchdog::start(config.source.wal_sender_timeout)?,
                 Arc::clone(&known),
             ),
-            is_in_doubt: true,
-            served: None,
             warned: HashSet::new(),
             told: true,
             walsender_pid: None,
@@ -159,7 +151,7 @@ impl Relay {
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
         let given_up = self.producer.watchdog.take_given_up();
-        self.is_in_doubt |= given_up;
+        self.known.left.lock().turn.is_in_doubt |= given_up;
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
@@ -217,20 +209,12 @@ impl Relay {
         if let Some(sink) = session.start.sink.take() {
             self.producer.begin(sink);
         }
-        // A delivered position counts only on the server and timeline where it was delivered.
-        let same_server = self
-            .served
-            .as_ref()
-            .is_none_or(|served| *served == session.start.identity.server);
-        self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
         let cluster_id = session.start.identity.cluster_id.clone();
         AnySink::expect_cluster(&mut self.config, cluster_id);
         let start = session.start.identity.position;
         let published = session.start.identity.published.clone();
-        let mut pipeline = self
-            .producer
-            .enter(&self.config, start, published, same_server)?;
+        let mut pipeline = self.producer.enter(&self.config, start, published)?;
         if self.walsender_pid.replace(session.walsender_pid).is_some() {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
@@ -250,7 +234,7 @@ impl Relay {
             .judge
             .parking
             .begin(std::mem::take(&mut session.start.waiting));
-        if std::mem::take(&mut self.is_in_doubt) {
+        if std::mem::take(&mut self.known.left.lock().turn.is_in_doubt) {
             self.expect_again(&mut pipeline, session);
         }
         Ok(pipeline)
@@ -406,23 +390,20 @@ impl Relay {
     /// Tells the holder of the lease what a stream of this process delivered on the same server.
     fn tell_delivered(&mut self, lease: &mut Lease, why: &TableReason) {
         let left = &mut self.known.left.lock();
+        if std::mem::take(&mut left.turn.is_past) {
+            self.producer.inside.clear();
+            return left.forget();
+        }
         let delivered = match why {
             // The next stream begins behind it.
             TableReason::Asked(_) => left.delivered.clone(),
             TableReason::Gap | TableReason::Poll(_) => left.delivered.take(),
         };
-        let same_server = self
-            .served
-            .as_ref()
-            .is_some_and(|served| *served == lease.stored.server);
-        match delivered {
-            Some(of) if same_server && of.position.is_at_or_after(&lease.stored.position) => {
-                self.producer.inside.clone_from(&of.inside);
-                lease.knows(of);
-            }
-            None if same_server => {}
-            // Rows of another server, or rows that another relay published once more.
-            Some(_) | None => left.forget(),
+        if let Some(of) = delivered
+            && of.position.is_at_or_after(&lease.stored.position)
+        {
+            self.producer.inside.clone_from(&of.inside);
+            lease.knows(of);
         }
     }
 
@@ -438,7 +419,6 @@ impl Relay {
         }
         let sink = self.producer.take_sink()?;
         self.tell_delivered(&mut lease, &why);
-        self.served = Some(lease.stored.server.clone());
         AnySink::expect_cluster(&mut self.config, lease.stored.cluster_id.clone());
         outage::at_table(self.sessions.opened(), &self.config);
         let began = Instant::now();
@@ -512,10 +492,9 @@ impl Relay {
             none_left_behind(sql.client(), &self.config).await?;
             let mut fit_at = Instant::now() + FIT_EVERY;
             let mut told = false;
-            let until = Instant::now() + FIT_EVERY;
             while let Some(now) = holder(sql.client(), &source.slot).await? {
                 // It keeps no relay from the slot: that is tried again.
-                if now.stranger.is_some() && until <= Instant::now() {
+                if now.stranger.is_some() && fit_at <= Instant::now() {
                     break;
                 }
                 if waited_for.as_ref() != Some(&now) {
@@ -569,6 +548,7 @@ impl Relay {
         }
         tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at \
             work");
+        self.known.left.lock().turn.is_past |= holder.streams;
         if self.producer.has_in_flight().await {
             tracing::warn!(
                 event = "records_dropped",

@@ -38,7 +38,8 @@ pub(crate) enum Hold {
 /// excludes this one.
 ///
 /// From then on the server ends the session after `silence` without a message. The holder sends
-/// messages three times as often, and stops after a standstill that is longer than [`bearable`].
+/// messages three times as often, and stops after a standstill that is longer than
+/// [`walrelay_core::turn::bearable`].
 pub(crate) async fn hold(
     client: &Client,
     slot: &SlotName,
@@ -73,12 +74,6 @@ pub(crate) async fn hold(
     )
     .await?;
     Ok(held)
-}
-
-/// The longest standstill of the process that keeps the lease: the last message is at most a third
-/// of `silence` older than it.
-pub(crate) fn bearable(silence: Duration) -> Duration {
-    silence * 2 / 3
 }
 
 /// The two halves of the advisory lock's key.

@@ -30,6 +30,7 @@
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events and acks in; what is given up, parked, written back |
 //! | [`sessions`] | which session comes next, and after which wait |
+//! | [`turn`] | whether another relay was at work |
 
 pub mod catalog;
 pub mod catch_up;
@@ -54,3 +55,4 @@ pub mod template;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod trace;
+pub mod turn;

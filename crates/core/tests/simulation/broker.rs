@@ -27,7 +27,7 @@ pub(super) const LETTERS: &str = "dead";
 /// One event as it stands in the log: aggregate and version.
 pub(super) type Logged = (u8, u64);
 
-/// The topic's log, and the queue of the producer that lives.
+/// The topic's log, and the queue of the producer of the relay that acts.
 #[derive(Debug, Default)]
 pub(super) struct Broker {
     log: [Vec<Logged>; PARTITIONS],
@@ -69,6 +69,32 @@ pub(super) struct Broker {
     committed: Option<[usize; PARTITIONS]>,
     /// Where the bus refuses each record for itself.
     lanes: Option<LaneBus>,
+    /// Whether another relay has had the turn since this producer began.
+    pub(super) is_stale: bool,
+    /// The producer of the relay that does not act, where there are two.
+    absent: Option<Absent>,
+    /// What producers sent that are gone, in order.
+    arriving: VecDeque<Arriving>,
+    /// Copies that landed after another relay had the turn, by partition and place there.
+    late: BTreeSet<(usize, usize)>,
+}
+
+/// A producer while another one acts.
+#[derive(Debug)]
+struct Absent {
+    queues: [VecDeque<Queued>; PARTITIONS],
+    apart: Option<Ticket>,
+    is_finished: bool,
+    told: Vec<Delivery>,
+    lanes: Option<LaneBus>,
+    is_stale: bool,
+}
+
+/// A record that no producer waits for.
+#[derive(Debug)]
+struct Arriving {
+    queued: Queued,
+    is_stale: bool,
 }
 
 /// A record on its way.
@@ -194,9 +220,80 @@ impl Broker {
     }
 
     pub(super) fn passes(&mut self, time: Duration) {
-        if let Some(bus) = &mut self.lanes {
+        let absent = self.absent.as_mut().and_then(|it| it.lanes.as_mut());
+        for bus in self.lanes.iter_mut().chain(absent) {
             bus.now += time;
         }
+    }
+
+    /// Another relay has a producer, too.
+    pub(super) fn share(&mut self) {
+        self.absent = Some(Absent {
+            queues: Default::default(),
+            apart: None,
+            is_finished: false,
+            told: Vec::new(),
+            lanes: self.lanes.as_ref().map(|bus| LaneBus::new(bus.now)),
+            is_stale: false,
+        });
+    }
+
+    /// The other relay acts.
+    pub(super) fn switch(&mut self) {
+        let Some(absent) = &mut self.absent else {
+            return;
+        };
+        std::mem::swap(&mut self.queues, &mut absent.queues);
+        std::mem::swap(&mut self.apart, &mut absent.apart);
+        std::mem::swap(&mut self.is_finished, &mut absent.is_finished);
+        std::mem::swap(&mut self.told, &mut absent.told);
+        std::mem::swap(&mut self.lanes, &mut absent.lanes);
+        std::mem::swap(&mut self.is_stale, &mut absent.is_stale);
+    }
+
+    /// The relay that acts has the turn. Whether that fenced what another one had open.
+    pub(super) fn take_turn(&mut self) -> bool {
+        self.is_stale = false;
+        self.arriving.iter_mut().for_each(|it| it.is_stale = true);
+        let Some(absent) = &mut self.absent else {
+            return false;
+        };
+        absent.is_stale = true;
+        if self.committed.is_none() {
+            return false;
+        }
+        self.arriving.clear();
+        self.is_finished = false;
+        let was_open = !absent.queues.iter().all(VecDeque::is_empty);
+        absent.queues = Default::default();
+        absent.is_finished = true;
+        self.abort();
+        was_open
+    }
+
+    /// What a producer that is gone had sent arrives.
+    pub(super) fn arrive(&mut self) {
+        if let Some(Arriving { queued, is_stale }) = self.arriving.pop_front() {
+            let own = std::mem::replace(&mut self.is_stale, is_stale);
+            self.land(queued);
+            self.is_stale = own;
+        }
+    }
+
+    pub(super) fn is_arriving(&self) -> bool {
+        !self.arriving.is_empty()
+    }
+
+    /// Whether the record at this place came late.
+    pub(super) fn is_late(&self, partition: usize, at: usize) -> bool {
+        self.late.contains(&(partition, at))
+    }
+
+    /// Aggregates of which a record came late.
+    pub(super) fn that_came_late(&self) -> BTreeSet<u8> {
+        let late = self.late.iter();
+        let event = late.map(|(partition, at)| self.log[*partition][*at]);
+        event.map(|(aggregate, _)| aggregate).collect()
     }
 
     /// Nobody knows whether it was taken.
@@ -230,7 +327,11 @@ impl Broker {
         if is_letter {
             self.letters.insert(event);
         }
-        self.log[usize::from(event.0) % PARTITIONS].push(event);
+        let partition = usize::from(event.0) % PARTITIONS;
+        if self.is_stale {
+            self.late.insert((partition, self.log[partition].len()));
+        }
+        self.log[partition].push(event);
     }
 
     pub(super) fn is_transactional(&self) -> bool {
@@ -262,6 +363,15 @@ impl Broker {
         {
             log.truncate(committed);
         }
+        let log = &self.log;
+        self.late
+            .retain(|(partition, at)| *at < log[*partition].len());
+    }
+
+    /// The client drops its queue, and takes nothing more.
+    pub(super) fn give_up(&mut self, random: &mut fastrand::Rng) {
+        self.producer_killed(random);
+        self.is_finished = true;
     }
 
     /// What readers see of each partition.
@@ -465,12 +575,38 @@ impl Broker {
         self.apart = None;
         self.is_finished = false;
         self.told.clear();
-        self.abort();
+        if !self.is_stale {
+            self.abort();
+        }
         if let Some(bus) = &mut self.lanes {
             let gone = std::mem::replace(bus, LaneBus::new(bus.now));
             for attempt in &gone.on_their_way {
                 self.may_append(attempt, random);
             }
+        }
+    }
+
+    /// The same, and where another relay is there, it may land at any time.
+    pub(super) fn producer_killed(&mut self, random: &mut fastrand::Rng) {
+        let is_stale = self.is_stale;
+        let before = self.log.each_ref().map(Vec::len);
+        self.producer_gone(random);
+        if self.absent.is_none() || self.committed.is_some() {
+            return;
+        }
+        for partition in 0..PARTITIONS {
+            let landed = self.log[partition].split_off(before[partition]);
+            self.late
+                .retain(|(of, at)| *of != partition || *at < before[partition]);
+            self.arriving
+                .extend(landed.into_iter().map(|event| Arriving {
+                    queued: Queued {
+                        ticket: Ticket(0),
+                        event,
+                        is_letter: false,
+                    },
+                    is_stale,
+                }));
         }
     }
 
@@ -487,13 +623,13 @@ pub(super) struct Producer(pub Shared);
 impl Sink for Producer {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let mut broker = self.0.lock().unwrap();
+        if broker.is_finished {
+            return Err(EnqueueError::Finished);
+        }
         if let Some(bus) = &mut broker.lanes {
             let taken = bus.lanes.enqueue(record, ticket);
             broker.full += u64::from(taken.is_err());
             return taken;
-        }
-        if broker.is_finished {
-            return Err(EnqueueError::Finished);
         }
         let queued = Queued::of(record, ticket);
         let event = queued.event;

@@ -21,6 +21,7 @@ mod promises;
 mod server;
 mod session;
 mod table;
+mod turns;
 mod upkeep;
 mod world;
 
@@ -146,6 +147,7 @@ fn has_no_duplicates(world: &World) {
 }
 
 const GAPLESS: Mode = Mode::new(Bus::Gapless, OnError::Stop);
+const TRANSACTIONAL: Mode = Mode::new(Bus::Transactional, OnError::Stop);
 
 #[test]
 fn nothing_is_lost_or_reordered_whatever_fails() {
@@ -220,10 +222,9 @@ fn lost_connections_and_crashed_servers_cause_no_duplicates() {
 
 #[test]
 fn committed_together_every_event_is_seen_once_whatever_fails() {
-    let mode = Mode::new(Bus::Transactional, OnError::Stop);
     let faults = Faults::all().without(Fault::Refusal);
     let faults = faults.without(Fault::SlotLost);
-    explore_without_duplicates("exactly once", |_| (mode, faults.clone()));
+    explore_without_duplicates("exactly once", |_| (TRANSACTIONAL, faults.clone()));
 }
 
 #[test]
@@ -293,6 +294,48 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
     }
 }
 
+/// What two relays meet.
+const TWO_RELAYS: [Path; 4] = [
+    Path::TookOver,
+    Path::CameBack,
+    Path::GaveWay,
+    Path::StoredLate,
+];
+
+#[test]
+fn one_of_two_relays_takes_over_and_nothing_is_lost_or_reordered() {
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let mode = Mode::new(bus, OnError::Stop).with_stand_by();
+        let paths = TWO_RELAYS.into_iter().chain([Path::CameLate]);
+        let plan = |seed| (mode, Faults::some(seed));
+        explore_reaching("two relays", plan, &paths.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_relay_that_takes_over_finds_what_the_other_published() {
+    let mode = GAPLESS.that_reads_tails().with_stand_by();
+    let faults = [
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::RelayKill,
+        Fault::SlotActive,
+        Fault::StoodStill,
+    ];
+    explore_without_duplicates("two relays, tails", |_| (mode, Faults::of(&faults)));
+}
+
+#[test]
+fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
+    let mode = TRANSACTIONAL.with_stand_by();
+    let faults = Faults::all().without(Fault::Refusal);
+    let faults = faults.without(Fault::SlotLost);
+    explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
+    let paths = [Path::TookOver, Path::StoredLate, Path::Fenced];
+    let plan = |seed| (mode, Faults::some(seed));
+    explore_reaching("two relays, transactions", plan, &paths);
+}
+
 #[test]
 fn a_schedule_is_its_seed() {
     for mode in Mode::ALL {
@@ -360,6 +403,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         // Rows are written to where events are parked.
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
+        Fault::StoodStill => mode.has_stand_by,
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure

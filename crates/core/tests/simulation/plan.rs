@@ -30,10 +30,12 @@ pub(super) enum Fault {
     TopicRefused,
     /// Rows have no topic until somebody mends that.
     Unroutable,
+    /// A relay stands still, perhaps for so long that the other one takes over.
+    StoodStill,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 11] = [
+    pub(super) const ALL: [Fault; 12] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -45,6 +47,7 @@ impl Fault {
         Fault::SlotLost,
         Fault::TopicRefused,
         Fault::Unroutable,
+        Fault::StoodStill,
     ];
 }
 
@@ -116,6 +119,8 @@ pub(super) struct Mode {
     pub(super) on_error: OnError,
     /// Whether a process that begins looks for what topics have.
     pub(super) reads_tails: bool,
+    /// Whether there are two relays.
+    pub(super) has_stand_by: bool,
 }
 
 impl Mode {
@@ -124,12 +129,20 @@ impl Mode {
             bus,
             on_error,
             reads_tails: false,
+            has_stand_by: false,
         }
     }
 
     pub(super) const fn that_reads_tails(self) -> Mode {
         Mode {
             reads_tails: true,
+            ..self
+        }
+    }
+
+    pub(super) const fn with_stand_by(self) -> Mode {
+        Mode {
+            has_stand_by: true,
             ..self
         }
     }
@@ -151,7 +164,7 @@ impl Mode {
     }
 
     /// All that the core has.
-    pub(super) const ALL: [Mode; 11] = [
+    pub(super) const ALL: [Mode; 15] = [
         Mode::new(Bus::Gapless, OnError::Stop),
         Mode::new(Bus::Gapless, OnError::Skip),
         Mode::new(Bus::Gapless, OnError::DeadLetter),
@@ -163,6 +176,12 @@ impl Mode {
         Mode::new(Bus::Lanes, OnError::Skip),
         Mode::new(Bus::Lanes, OnError::DeadLetter),
         Mode::new(Bus::Lanes, OnError::Park),
+        Mode::new(Bus::Gapless, OnError::Stop).with_stand_by(),
+        Mode::new(Bus::Gapless, OnError::Stop)
+            .that_reads_tails()
+            .with_stand_by(),
+        Mode::new(Bus::Transactional, OnError::Stop).with_stand_by(),
+        Mode::new(Bus::Lanes, OnError::Stop).with_stand_by(),
     ];
 }
 
@@ -170,7 +189,12 @@ impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Mode { bus, on_error, .. } = self;
         let tails = if self.reads_tails { ", tails" } else { "" };
-        write!(f, "{bus:?}, {on_error:?}{tails}")
+        let relays = if self.has_stand_by {
+            ", two relays"
+        } else {
+            ""
+        };
+        write!(f, "{bus:?}, {on_error:?}{tails}{relays}")
     }
 }
 
@@ -263,6 +287,20 @@ pub(super) enum Path {
     KilledAtTheTable,
     /// Rows of an open transaction were delivered, and were not read again.
     LeftOut,
+    /// A relay had its turn after the other one.
+    TookOver,
+    /// A relay came back, and could not know that the other one had the turn.
+    Unseen,
+    /// What a relay knew of its own stream was of the past.
+    CameBack,
+    /// A stand-by dropped what it had in flight.
+    GaveWay,
+    /// A copy landed after another relay had the turn.
+    CameLate,
+    /// A store of the other relay was under way when this one took over.
+    StoredLate,
+    /// The other relay's transaction was fenced.
+    Fenced,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

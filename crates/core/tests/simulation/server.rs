@@ -60,6 +60,11 @@ pub(super) struct Server {
     away_until: Duration,
     held_until: Duration,
     connection: Option<Connection>,
+    /// The relay that acts, and the one that has the slot or the lease.
+    pub(super) acting: usize,
+    owner: Option<usize>,
+    /// When the server ends the session of an owner that stands still.
+    expires: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -95,7 +100,59 @@ impl Server {
             away_until: Duration::ZERO,
             held_until: Duration::ZERO,
             connection: None,
+            acting: 0,
+            owner: None,
+            expires: None,
         }
+    }
+
+    /// The other relay acts.
+    pub(super) fn switch(&mut self) {
+        self.acting = 1 - self.acting;
+    }
+
+    /// The relay that acts has the slot, or the lease.
+    pub(super) fn own(&mut self) {
+        self.owner = Some(self.acting);
+        self.expires = None;
+    }
+
+    pub(super) fn is_owner(&self) -> bool {
+        self.owner == Some(self.acting)
+    }
+
+    /// Whether another relay is at work.
+    pub(super) fn is_taken(&self) -> bool {
+        self.owner.is_some() && !self.is_owner()
+    }
+
+    /// Whether a relay streams.
+    pub(super) fn is_streamed(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// The owner says nothing until it is heard again.
+    pub(super) fn falls_silent(&mut self, expires: Duration) {
+        self.expires = Some(expires);
+    }
+
+    /// The owner is heard again.
+    pub(super) fn is_heard(&mut self) {
+        if self.is_owner() {
+            self.expires = None;
+        }
+    }
+
+    pub(super) fn passes(&mut self, now: Duration) {
+        if self.expires.is_some_and(|expires| expires <= now) {
+            self.end_session();
+        }
+    }
+
+    fn end_session(&mut self) {
+        self.connection = None;
+        self.owner = None;
+        self.expires = None;
     }
 
     /// A business transaction commits: of 0 to 4 events.
@@ -138,7 +195,7 @@ impl Server {
 
     /// The server is killed and starts again: the slot goes back to what was on disk.
     pub(super) fn crash(&mut self, away_until: Duration) {
-        self.connection = None;
+        self.end_session();
         self.confirmed = self.confirmed_on_disk;
         self.away_until = away_until;
     }
@@ -149,12 +206,12 @@ impl Server {
 
     /// Another session has the slot.
     pub(super) fn hold(&mut self, until: Duration) {
-        self.connection = None;
+        self.end_session();
         self.held_until = until;
     }
 
     pub(super) fn is_held(&self, now: Duration) -> bool {
-        now < self.held_until
+        now < self.held_until || self.is_taken()
     }
 
     /// It takes connections, and nobody else has the slot.
@@ -165,7 +222,7 @@ impl Server {
 
     /// The slot is dropped, and perhaps somebody makes another.
     pub(super) fn lose_slot(&mut self, is_made_again: bool) {
-        self.connection = None;
+        self.end_session();
         self.has_slot = false;
         if is_made_again {
             self.make_slot();
@@ -200,6 +257,7 @@ impl Server {
     }
 
     pub(super) fn connect(&mut self) {
+        self.own();
         let confirmed = self.confirmed;
         // Decoding skips transactions that end at or below the slot's position.
         let next = self
@@ -228,11 +286,13 @@ impl Server {
     }
 
     pub(super) fn disconnect(&mut self) {
-        self.connection = None;
+        if self.is_owner() {
+            self.end_session();
+        }
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.connection.is_some()
+        self.is_owner() && self.connection.is_some()
     }
 
     /// The next message of the connection, if it has one.
@@ -242,7 +302,8 @@ impl Server {
         random: &mut fastrand::Rng,
     ) -> Option<Sent> {
         let wal = Lsn::new(self.wal);
-        let connection = self.connection.as_mut()?;
+        let is_owner = self.is_owner();
+        let connection = self.connection.as_mut().filter(|_| is_owner)?;
         if let Some(sent) = connection.queue.pop_front() {
             return Some(sent);
         }
@@ -266,14 +327,17 @@ impl Server {
 
     /// Whether the connection has sent all there is.
     pub(super) fn is_caught_up(&self) -> bool {
+        let is_owner = self.is_owner();
         self.connection
             .as_ref()
+            .filter(|_| is_owner)
             .is_some_and(|it| it.queue.is_empty() && it.next == self.log.len())
     }
 
     /// A status update arrives. Panics where it goes back within the connection.
     pub(super) fn status(&mut self, confirmed: Lsn) {
-        let Some(connection) = self.connection.as_mut() else {
+        let is_owner = self.is_owner();
+        let Some(connection) = self.connection.as_mut().filter(|_| is_owner) else {
             return;
         };
         assert!(

@@ -15,11 +15,13 @@ use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::publisher::write_back::WriteBacks;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions};
+use walrelay_core::turn::Turn;
 
 use super::broker::{Producer, Shared};
-use super::plan::Path;
+use super::plan::{Fault, Path};
 use super::server::{Sent, TABLE_OID};
 use super::table::Reading;
+use super::turns::StandStill;
 use super::world::{Stored, World, epoch, origin, take_in_told};
 
 /// The longest wait for the next session, unless a topic refuses.
@@ -37,9 +39,13 @@ pub(super) struct Process {
     open: Option<Open>,
     /// When the read of the table no longer waits for acks.
     drains_until: Option<Duration>,
-    /// Whether it has streamed: from then on no other process may have published what comes.
     has_streamed: bool,
     pub(super) left: Left,
+    /// Whether another relay was at work.
+    pub(super) turn: Turn<Stored>,
+    pub(super) stand_still: Option<StandStill>,
+    /// Whether the server ended its session, which it has not seen yet.
+    pub(super) is_cut: bool,
 }
 
 /// What sessions leave to the next one.
@@ -56,6 +62,17 @@ pub(super) struct Left {
     begun: OpenTransaction,
 }
 
+impl Left {
+    /// Another relay was at work: nothing counts but what is stored.
+    pub(super) fn forget(&mut self) {
+        self.write_backs = WriteBacks::default();
+        self.delivered = None;
+        self.progress = None;
+        self.inside.clear();
+        self.begun = OpenTransaction::default();
+    }
+}
+
 /// What it does between two sessions.
 enum Pause {
     Waits { until: Duration },
@@ -68,14 +85,24 @@ struct Open {
     stored: Position,
 }
 
-impl World {
+impl Process {
     pub(super) fn is_open(&self) -> bool {
-        self.process.open.is_some()
+        self.open.is_some()
     }
 
     /// Whether a session, or one that is to open, waits for acks.
     pub(super) fn takes_acks(&self) -> bool {
-        self.is_open() || self.process.drains_until.is_some()
+        self.is_open() || self.drains_until.is_some()
+    }
+}
+
+impl World {
+    pub(super) fn is_open(&self) -> bool {
+        self.process.is_open()
+    }
+
+    pub(super) fn takes_acks(&self) -> bool {
+        self.process.takes_acks()
     }
 
     pub(super) fn publisher(&mut self) -> Option<&mut Publisher<Producer>> {
@@ -105,7 +132,10 @@ impl World {
         let may = match self.process.pause {
             None => true,
             Some(Pause::Waits { until }) => until <= self.now,
-            Some(Pause::StandsBy) if self.server.is_held(self.now) => false,
+            Some(Pause::StandsBy) if self.server.is_held(self.now) => {
+                self.waits_for();
+                false
+            }
             Some(Pause::StandsBy) => {
                 let next = self.process.sessions.ended(Ended::Again, false);
                 assert_eq!(next, Next::Open);
@@ -135,11 +165,11 @@ impl World {
             self.process.sessions.lost_table();
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
+        self.take_turn();
         if why.is_some() || self.lacks_rows() {
             return self.open_table();
         }
-        self.open_stream();
-        Ok(())
+        self.open_stream()
     }
 
     /// What is stored, or counts as stored.
@@ -166,6 +196,9 @@ impl World {
             return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
         }
         self.leave_pipeline();
+        if std::mem::take(&mut self.process.turn.is_past) {
+            self.process.left.forget();
+        }
         let loaded = self.loaded().clone();
         let mut publisher = self.publisher_at(Position::default());
         let left = &mut self.process.left;
@@ -185,12 +218,23 @@ impl World {
         }
         reading.delivered.extend(left.inside.iter().cloned());
         self.reading = Some(reading);
+        self.server.own();
         self.opened();
         self.reached.count(Path::TableRead, 1);
         Ok(())
     }
 
-    fn open_stream(&mut self) {
+    fn open_stream(&mut self) -> Result<(), Error> {
+        let is_past = std::mem::take(&mut self.process.turn.is_past);
+        if let Some(pipeline) = &self.pipeline {
+            let delivered = pipeline.publisher.ledger.delivered();
+            if is_past || !delivered.is_at_or_after(&self.stored.position) {
+                self.reached.count(Path::CameBack, 1);
+                self.replace_producer();
+                self.process.left.forget();
+                return Err(Error::new(Kind::SlotActive, "another relay was at work"));
+            }
+        }
         // What was read and could not be stored is stored before all else.
         if let Some(progress) = self.process.left.progress.take() {
             self.stored = progress;
@@ -199,6 +243,7 @@ impl World {
             self.pipeline = Some(self.next_pipeline());
         }
         self.server.connect();
+        self.expect_again();
         let pipeline = self.pipeline.as_mut().unwrap();
         let is_inside = pipeline.publisher.ledger.received().partial.is_some();
         pipeline.reconnected();
@@ -210,6 +255,7 @@ impl World {
         self.opened();
         self.reached
             .count(Path::ResumedInsideATransaction, u64::from(is_inside));
+        Ok(())
     }
 
     fn opened(&mut self) {
@@ -234,7 +280,11 @@ impl World {
         else {
             return Ok(());
         };
-        read_tail(pipeline, &self.broker, &mut self.random);
+        if !self.server.is_connected() {
+            return Err(Error::new(Kind::PostgresUnreachable, "the server ended it"));
+        }
+        let may_fail = self.faults.has(Fault::BrokerDown);
+        read_tail(pipeline, &self.broker, may_fail, &mut self.random);
         pipeline.publisher.retry_pending()?;
         pipeline.look(self.now, false);
         let closed = pipeline.publisher.intake_closed();
@@ -344,7 +394,7 @@ impl World {
     }
 
     /// A store that nobody waits for any more may have happened.
-    fn end_store(&mut self) {
+    pub(super) fn end_store(&mut self) {
         if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
             self.stored = stored;
             self.broker.lock().unwrap().commit();
@@ -410,14 +460,14 @@ impl World {
 
     /// The producer is finished. A new one starts behind what was delivered, not behind what was
     /// stored.
-    fn replace_producer(&mut self) {
+    pub(super) fn replace_producer(&mut self) {
         if self.leave_pipeline() {
             self.broker.lock().unwrap().producer_gone(&mut self.random);
         }
     }
 
     /// Whether there was one. What it knew is left to the next session.
-    fn leave_pipeline(&mut self) -> bool {
+    pub(super) fn leave_pipeline(&mut self) -> bool {
         let Some(mut pipeline) = self.pipeline.take() else {
             return false;
         };
@@ -428,6 +478,7 @@ impl World {
         left.begun = pipeline.begun;
         left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
         left.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
+        self.process.turn.is_in_doubt |= pipeline.publisher.judge.before.is_some();
         true
     }
 
@@ -454,7 +505,10 @@ impl World {
         if let Some(pipeline) = self.pipeline.take() {
             self.count_of(&pipeline.publisher);
         }
-        self.broker.lock().unwrap().producer_gone(&mut self.random);
+        self.broker
+            .lock()
+            .unwrap()
+            .producer_killed(&mut self.random);
         self.snapshot = None;
         self.server.disconnect();
         self.end_pass();
@@ -509,22 +563,35 @@ impl World {
         publisher.set_origin(&server.system_identifier, server.timeline);
         publisher.judge.quarantine = quarantine;
         publisher.write_backs = write_backs;
-        if self.mode.reads_tails && !self.process.has_streamed {
-            let outboxes = &publisher.setup.outboxes;
-            let before = DeliveredBefore::new(outboxes, &server, start, self.server.end());
-            publisher.judge.before = before.map(Box::new);
-        }
         pipeline
+    }
+
+    /// Makes the publisher find what a process published and did not store.
+    fn expect_again(&mut self) {
+        let is_in_doubt = std::mem::take(&mut self.process.turn.is_in_doubt);
+        if !is_in_doubt || !self.mode.reads_tails {
+            return;
+        }
+        let publisher = &mut self.pipeline.as_mut().unwrap().publisher;
+        let outboxes = &publisher.setup.outboxes;
+        let stored = self.stored.position;
+        let before = DeliveredBefore::new(outboxes, &origin(), stored, self.server.end());
+        publisher.judge.before = before.map(Box::new);
     }
 }
 
 /// The tail that is waited for is read, or cannot be.
-fn read_tail(pipeline: &mut Pipeline<Producer>, broker: &Shared, random: &mut fastrand::Rng) {
+fn read_tail(
+    pipeline: &mut Pipeline<Producer>,
+    broker: &Shared,
+    may_fail: bool,
+    random: &mut fastrand::Rng,
+) {
     let Some(before) = &mut pipeline.publisher.judge.before else {
         return;
     };
     match before.unread() {
-        Some(mut tail) if random.u8(0..10) > 0 => {
+        Some(mut tail) if random.u8(0..10) > 0 || !may_fail => {
             broker.lock().unwrap().read(&mut tail);
             before.read(tail, false);
         }

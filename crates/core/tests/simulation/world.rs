@@ -30,6 +30,7 @@ use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
 use super::session::{LONGEST, Process};
 use super::table::Reading;
+use super::turns::Absent;
 use super::upkeep::Parks;
 
 /// Steps that are told of a failure.
@@ -64,6 +65,8 @@ pub(super) struct World {
     pub(super) reached: Reached,
     /// Where rows are marked and events are parked.
     pub(super) parks: Option<Parks>,
+    /// The relay that does not act, where there are two.
+    pub(super) absent: Option<Absent>,
     trace: DefaultHasher,
     last: VecDeque<Told>,
 }
@@ -80,6 +83,7 @@ pub(super) struct Stored {
 #[derive(Debug, Clone, Copy)]
 struct Told {
     number: u64,
+    relay: usize,
     what: &'static str,
     stored: Position,
     confirmed: Lsn,
@@ -114,7 +118,7 @@ impl World {
             })),
             catch_up: None,
         };
-        World {
+        let mut world = World {
             random: dice.fork(),
             dice,
             mode: *mode,
@@ -137,9 +141,15 @@ impl World {
             reading: None,
             reached: Reached::default(),
             parks: (mode.on_error == OnError::Park).then(Parks::default),
+            absent: None,
             trace: DefaultHasher::new(),
             last: VecDeque::new(),
+        };
+        if mode.has_stand_by {
+            world.absent = Some(Absent::default());
+            world.broker.lock().unwrap().share();
         }
+        world
     }
 
     /// What was reached.
@@ -153,6 +163,7 @@ impl World {
         reached.count(Path::DeadLetter, broker.letters.len() as u64);
         reached.count(Path::BatchRefused, broker.batches_refused);
         reached.count(Path::RefusedAlone, broker.refused_alone);
+        reached.count(Path::CameLate, broker.that_came_late().len() as u64);
         let is_shared = |transaction: &&Transaction| {
             let mut events = transaction.events.iter();
             events.any(|(_, version)| is_id_shared(*version))
@@ -174,6 +185,7 @@ impl World {
         for told in &self.last {
             let Told {
                 number,
+                relay,
                 what,
                 stored,
                 confirmed,
@@ -181,7 +193,7 @@ impl World {
             } = told;
             write!(
                 text,
-                "\n{number:4} {what}: stored {stored}, confirmed {confirmed}, {in_flight} in flight"
+                "\n{number:4} {relay} {what}: stored {stored}, confirmed {confirmed}, {in_flight} in flight"
             )
             .unwrap();
         }
@@ -193,6 +205,7 @@ impl World {
         let in_flight = publisher.map_or(0, |it| it.ledger.in_flight_events());
         let told = Told {
             number: self.reached.steps,
+            relay: self.server.acting,
             what,
             stored: self.stored.position,
             confirmed: self.server.confirmed,
@@ -259,7 +272,11 @@ impl World {
         self.random = self.dice.fork();
         // Waits are shortened at random.
         fastrand::seed(self.dice.u64(..));
-        let longest = match (self.is_open(), self.takes_acks()) {
+        self.choose_relay();
+        let absent = self.absent.as_ref().map(|it| &it.process);
+        let is_open = self.is_open() || absent.is_some_and(Process::is_open);
+        let takes_acks = self.takes_acks() || absent.is_some_and(Process::takes_acks);
+        let longest = match (is_open, takes_acks) {
             (true, _) => 200,
             // A bus that acks at all does so in time.
             (false, true) => 20,
@@ -270,7 +287,10 @@ impl World {
         self.passes(time);
         let at_stake = self.at_stake();
         let before = self.of_broker();
-        let (what, fault) = self.one_thing();
+        let (what, fault) = match self.stands_still() {
+            true => self.stands(),
+            false => self.one_thing(),
+        };
         self.reached.steps += 1;
         self.tell(what);
         let after = self.of_broker();
@@ -337,7 +357,7 @@ impl World {
                 let before = self.server.confirmed;
                 let away = Duration::from_millis(self.random.u64(0..3_000));
                 self.server.crash(self.now + away);
-                self.lose_connection();
+                self.lose_connections();
                 let went_back = self.server.confirmed < before;
                 self.reached.count(Path::SlotWentBack, u64::from(went_back));
                 return (
@@ -372,10 +392,12 @@ impl World {
             Fault::TopicRefused,
             Fault::SlotActive,
             Fault::SlotLost,
+            Fault::StoodStill,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
                 && (*fault != Fault::TopicRefused || self.mode.has_topic_refusals())
+                && (*fault != Fault::StoodStill || self.mode.has_stand_by)
         };
         let chosen = kinds.into_iter().filter(is_possible);
         let chosen = self.random.choice(chosen.collect::<Vec<_>>());
@@ -385,16 +407,20 @@ impl World {
                 broker.topic_refuses = !broker.topic_refuses;
                 ("topic refuses or not", None)
             }
+            Some(Fault::StoodStill) => {
+                self.stand_still();
+                ("begins to stand still", None)
+            }
             Some(Fault::SlotActive) => {
                 let held = Duration::from_millis(self.random.u64(0..5_000));
                 self.server.hold(self.now + held);
-                self.lose_connection();
+                self.lose_connections();
                 ("slot held", chosen)
             }
             Some(Fault::SlotLost) => {
                 let is_made_again = self.random.bool();
                 self.server.lose_slot(is_made_again);
-                self.lose_connection();
+                self.lose_connections();
                 ("slot lost", chosen)
             }
             Some(_) => {
@@ -419,7 +445,7 @@ impl World {
         }
     }
 
-    fn lose_connection(&mut self) {
+    pub(super) fn lose_connection(&mut self) {
         if !self.is_open() {
             return;
         }
@@ -434,6 +460,7 @@ impl World {
     fn passes(&mut self, time: Duration) {
         self.now += time;
         self.broker.lock().unwrap().passes(time);
+        self.server.passes(self.now);
     }
 
     /// Faults stop, and everything that was written has to arrive and be confirmed.
@@ -441,6 +468,7 @@ impl World {
         self.broker.lock().unwrap().down = false;
         self.broker.lock().unwrap().mend();
         self.server.mend();
+        self.go_on();
         let opens_by = self.now + LONGEST + SETTLES_BY;
         let mut has_opened = false;
         for _ in 0..2_000 {
@@ -454,6 +482,7 @@ impl World {
                 parks.tables.retry_all();
             }
             self.random = self.dice.fork();
+            self.switch();
             self.write_back(false);
             self.retry(false);
             self.receive();
@@ -489,6 +518,7 @@ impl World {
         for _ in 0..self.random.usize(1..4) {
             deliveries.extend(self.broker.lock().unwrap().ack_one(&mut self.random));
         }
+        self.ack_absent();
         self.deliver(deliveries);
     }
 
@@ -532,6 +562,7 @@ impl World {
             let is_new = pair(&stored) != pair(&self.stored);
             self.reached.count(Path::Snapshot, u64::from(is_new));
             self.stored = stored;
+            self.process.turn.stored(&self.stored);
             let mut broker = self.broker.lock().unwrap();
             assert!(
                 !broker.is_transactional() || broker.is_empty(),
@@ -545,11 +576,13 @@ impl World {
             pipeline.store_begun(self.now);
             pipeline.publisher.transaction.committing = true;
             let published = pipeline.trail.published(&position).cloned();
-            self.storing = Some(Stored {
+            let stored = Stored {
                 position,
                 published,
                 catch_up: None,
-            });
+            };
+            self.process.turn.stores(&stored);
+            self.storing = Some(stored);
         }
         // The end of the log is read some time after the snapshot.
         if let Some(snapshot) = self.snapshot.take() {
