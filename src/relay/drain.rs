@@ -7,12 +7,18 @@ use tokio::time::Instant;
 
 use super::shared_loop::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
-use walrelay_core::error::Result;
+use walrelay_core::error::{Error, Result};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::sink::Sink;
 
 /// How long acks are waited for after an error.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Tells why the last acks do not come.
+pub(super) fn tell_failed(error: &Error) {
+    tracing::warn!(event = "last_acks_failed", %error, "the bus failed while the last acks were \
+        waited for");
+}
 
 /// Waits until everything taken in is acked, until `until`, or until told to leave at once, and
 /// says whether it is. A producer that fails ends it too: of what lies behind the failure nothing
@@ -34,8 +40,7 @@ pub(crate) async fn drain<S: Sink>(
             if error.kind().halts() {
                 return Err(error);
             }
-            tracing::warn!(event = "last_acks_failed", %error, "the bus failed while the last acks \
-                were waited for");
+            tell_failed(&error);
             return Ok(false);
         }
         let now = Instant::now();

@@ -96,7 +96,10 @@ impl Relay {
                 }
                 Next::TryAgain(error) => self.try_again(error, stop).await?,
                 Next::Leave => return self.leave(stop).await,
-                Next::LeaveWithoutAcks => return self.left(self.producer.is_drained()),
+                Next::LeaveWithoutAcks(error) => {
+                    drain::tell_failed(&error);
+                    return self.left(self.producer.is_drained());
+                }
             };
         }
     }

@@ -40,6 +40,11 @@ fn exactly_once_delivers_each_event_once_across_a_restart() {
     let mut first = relay(&world);
     let writers = world.workload(&Plan::default());
     writers.wait_for(200);
+    // A busy broker takes long to create the topics, and a stop does not wait for that.
+    let delivered = || world.delivered();
+    eventually("some are delivered", ARRIVAL, delivered, |records| {
+        *records > 0
+    });
     let status = first
         .asked_by(world.command("status"))
         .flag("--json")

@@ -288,3 +288,26 @@ fn a_stop_ends_before_its_deadline_where_its_transaction_has_timed_out() {
     let _relay = world.relay();
     world.assert_all_delivered();
 }
+
+#[test]
+fn a_stop_that_a_topic_ends_says_why() {
+    let world = World::new();
+    let missing = "[kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\
+                   \"topic.metadata.propagation.max.ms\" = \"8000\"\n";
+    let mut relay = world.run().config_file(missing).start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    let in_flight = || relay.metric("walrelay_in_flight_events");
+    eventually("it is in flight", ARRIVAL, in_flight, |events| {
+        *events == Some(1.0)
+    });
+    assert_eq!(relay.terminate(EXIT), Some(3), "{}", relay.log());
+    let log = relay.log();
+    for part in [
+        "last_acks_failed",
+        "the topic does not exist",
+        "1 event of slot",
+    ] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+}

@@ -69,8 +69,8 @@ pub enum Next {
     TryAgain(Error),
     /// Wait for acks of what is in flight, and leave.
     Leave,
-    /// Leave: the producer is finished, and nothing more is acked.
-    LeaveWithoutAcks,
+    /// Leave: with this error the producer is finished, and nothing more is acked.
+    LeaveWithoutAcks(Error),
 }
 
 /// What becomes of the producer of a session that failed.
@@ -192,7 +192,7 @@ impl Sessions {
             return Err(error);
         }
         Ok(match (is_stopping, kind) {
-            (true, kind) if kind.ends_producer() => Next::LeaveWithoutAcks,
+            (true, kind) if kind.ends_producer() => Next::LeaveWithoutAcks(error),
             (true, _) => Next::Leave,
             (false, Kind::SlotActive) => Next::StandBy(error),
             (false, _) => Next::TryAgain(error),
@@ -496,7 +496,7 @@ mod tests {
             (
                 Kind::BusUnreachable,
                 again(Kind::BusUnreachable),
-                Some(Next::LeaveWithoutAcks),
+                Some(Next::LeaveWithoutAcks(error(Kind::BusUnreachable))),
             ),
             (Kind::SlotUnusable, None, None),
         ] {

@@ -205,7 +205,7 @@ fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
     match relay.after(Err(error.clone()), &stop)? {
         Next::TryAgain(error) => Ok(relay.failed(&error)?.wait),
         Next::StandBy(_) => Ok(Duration::ZERO),
-        next @ (Next::Open | Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks) => {
+        next @ (Next::Open | Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks(_)) => {
             panic!("{next:?}")
         }
     }

@@ -594,10 +594,10 @@ impl Broker {
         if self.absent.is_none() || self.committed.is_some() {
             return;
         }
-        for partition in 0..PARTITIONS {
-            let landed = self.log[partition].split_off(before[partition]);
+        for (partition, before) in before.into_iter().enumerate() {
+            let landed = self.log[partition].split_off(before);
             self.late
-                .retain(|(of, at)| *of != partition || *at < before[partition]);
+                .retain(|(of, at)| *of != partition || *at < before);
             self.arriving
                 .extend(landed.into_iter().map(|event| Arriving {
                     queued: Queued {

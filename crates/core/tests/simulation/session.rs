@@ -344,7 +344,7 @@ impl World {
                 return;
             }
             Next::TryAgain(error) => error,
-            Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks => panic!("{next:?}"),
+            Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks(_) => panic!("{next:?}"),
         };
         let quarantine = match &mut self.pipeline {
             Some(pipeline) => &mut pipeline.publisher.judge.quarantine,
