@@ -27,7 +27,7 @@ use super::world::{Stored, World, epoch, origin, take_in_told};
 /// The longest wait for the next session, unless a topic refuses.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
 /// How long acks are waited for before the table is read.
-const DRAIN: Duration = Duration::from_secs(10);
+pub(super) const DRAIN: Duration = Duration::from_secs(10);
 /// The topic of positions, which refuses none.
 const POSITIONS: &str = "positions";
 
@@ -185,8 +185,13 @@ impl World {
     }
 
     fn open_table(&mut self) -> Result<(), Error> {
-        let pipeline = self.pipeline.as_ref();
-        let is_drained = pipeline.is_none_or(|it| it.publisher.is_drained());
+        let is_drained = match &mut self.pipeline {
+            Some(pipeline) => {
+                pipeline.publisher.retry_pending()?;
+                pipeline.publisher.is_drained()
+            }
+            None => true,
+        };
         let until = *self.process.drains_until.get_or_insert(self.now + DRAIN);
         if !is_drained && self.now < until {
             return Ok(());

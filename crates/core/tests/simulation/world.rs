@@ -28,7 +28,7 @@ use walrelay_core::snapshot::Snapshot;
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
-use super::session::{LONGEST, Process};
+use super::session::{DRAIN, LONGEST, Process};
 use super::table::Reading;
 use super::turns::Absent;
 use super::upkeep::Parks;
@@ -469,7 +469,8 @@ impl World {
         self.broker.lock().unwrap().mend();
         self.server.mend();
         self.go_on();
-        let opens_by = self.now + LONGEST + SETTLES_BY;
+        // The acks of a record that waits for the tail of its topic are waited for in vain.
+        let opens_by = self.now + LONGEST + DRAIN + LONGEST + SETTLES_BY;
         let mut has_opened = false;
         for _ in 0..2_000 {
             let is_draining = self.takes_acks() && !self.is_open();
