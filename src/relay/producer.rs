@@ -149,6 +149,10 @@ impl RelayProducer {
         let before = self.change_to(State::Absent);
         let mut left = self.known.left.lock();
         let is_past = std::mem::take(&mut left.turn.is_past);
+        if is_past {
+            self.inside.clear();
+            self.begun = OpenTransaction::default();
+        }
         let counts = |delivered: Position| !is_past && delivered.is_at_or_after(&stored);
         let sink = match before {
             State::Running(mut pipeline) => {
@@ -175,9 +179,7 @@ impl RelayProducer {
             Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.judge.quarantine = self.quarantine.take_over();
         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
-        if !is_past {
-            pipeline.begun = std::mem::take(&mut self.begun);
-        }
+        pipeline.begun = std::mem::take(&mut self.begun);
         Ok(Box::new(pipeline))
     }
 

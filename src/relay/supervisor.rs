@@ -97,8 +97,11 @@ impl Relay {
                 Next::TryAgain(error) => self.try_again(error, stop).await?,
                 Next::Leave => return self.leave(stop).await,
                 Next::LeaveWithoutAcks(error) => {
-                    drain::tell_failed(&error);
-                    return self.left(self.producer.is_drained());
+                    let acked = self.producer.is_drained();
+                    if !acked {
+                        drain::tell_failed(&error);
+                    }
+                    return self.left(acked);
                 }
             };
         }
@@ -217,10 +220,10 @@ impl Relay {
         AnySink::expect_cluster(&mut self.config, cluster_id);
         let start = session.start.identity.position;
         let published = session.start.identity.published.clone();
-        let mut pipeline = self.producer.enter(&self.config, start, published)?;
         if self.walsender_pid.replace(session.walsender_pid).is_some() {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
+        let mut pipeline = self.producer.enter(&self.config, start, published)?;
         pipeline.reconnected();
         let server = &session.start.identity.server;
         pipeline

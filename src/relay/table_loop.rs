@@ -177,7 +177,7 @@ impl<'a> TableLoop<'a> {
         scan.checkpoints.note_last();
         if let Err(error) = &read {
             self.shared.retrying.give_up().await;
-            if !error.kind().ends_producer() {
+            if !error.kind().ends_producer() && !error.kind().halts() {
                 // The producer is well: what it has need not be sent again.
                 let until = Instant::now() + DRAIN_TIMEOUT;
                 drop(drain(&mut self.publisher, until, &mut self.shared.process.stop).await);
