@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
+use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
 use crate::support::wait::eventually;
@@ -584,7 +585,7 @@ fn a_large_backlog_is_handed_over_under_load() {
     let world = without_slot();
     // A topic that a busy broker is still creating would refuse records, which are sent again.
     for kind in 0..3 {
-        topic::create_on(&world.brokers, &world.topic(kind), &[1; 6], &[]);
+        topic::create(&world.brokers, &world.topic(kind), PARTITIONS, &[]);
     }
     let sql = world.sql();
     sql.run(&format!(

@@ -1,8 +1,6 @@
 //! P12: rows of transactions that a snapshot did not see, told by a column and by `xmin`.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::{MetadataExt, chown};
-use std::process::Command;
 
 use tokio_postgres::SimpleQueryMessage;
 use walrelay::poll::Selection;
@@ -12,7 +10,7 @@ use walrelay_core::error::Kind;
 use walrelay_core::position::Lsn;
 use walrelay_core::snapshot::Snapshot;
 
-use super::{Reading, SOON, only_ids, world};
+use super::{Reading, only_ids, world};
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;
 use crate::support::world::World;
@@ -313,50 +311,9 @@ fn an_exported_snapshot_is_what_is_read() {
 
 #[test]
 fn the_xmin_window_spans_the_wraparound_of_transaction_ids() {
-    // 100 below the end, three times round.
-    const NEXT: u32 = u32::MAX - 99;
-    let postgres = Postgres::private(15, &[("autovacuum", "off")]);
-    let reset = postgres.program("pg_resetwal");
-    if !reset.exists() {
-        eprintln!(
-            "SKIPPED: there is no pg_resetwal in {}",
-            postgres.program("").display()
-        );
+    let Some(postgres) = Postgres::before_wraparound(100) else {
         return;
-    }
-    // What is not frozen would be in the future.
-    for database in ["postgres", "template1"] {
-        Sql::connect(&postgres.url(database)).run("vacuum freeze");
-    }
-    postgres.sql().run("checkpoint");
-    postgres.stop_fast(SOON);
-    // The status of the transactions around the next one: a file for a million of them.
-    let status = postgres
-        .data()
-        .join("pg_xact")
-        .join(format!("{:04X}", NEXT >> 20));
-    std::fs::write(&status, vec![0; 32 * 8192]).expect("a file of transaction states");
-    let owner = std::fs::metadata(postgres.data()).expect("the data directory");
-    chown(&status, Some(owner.uid()), None).expect("chown");
-    let uid = owner.uid().to_string();
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--reuid", &uid, "--clear-groups", "--"])
-        .arg(&reset)
-        .args(["-e", "3", "-x", &NEXT.to_string()]);
-    let done = command
-        .arg("-D")
-        .arg(postgres.data())
-        .current_dir("/")
-        .output()
-        .expect("pg_resetwal");
-    assert!(
-        done.status.success(),
-        "pg_resetwal failed: {}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    postgres.start();
-
+    };
     let world = World::bare(&postgres, "127.0.0.1:1");
     let sql = world.sql();
     let open = world.sql();

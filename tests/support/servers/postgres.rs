@@ -1,6 +1,8 @@
 //! A real Postgres.
 
 use std::cell::{Cell, OnceCell};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -98,6 +100,41 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
         Postgres::trusting(Postgres::unmade(programs(major), configuration(settings)))
+    }
+
+    /// A server whose transaction ids have wrapped three times, and do again after `left` more. None
+    /// where the build has no `pg_resetwal`.
+    #[track_caller]
+    pub(crate) fn before_wraparound(left: u32) -> Option<Postgres> {
+        let postgres = Postgres::private(15, &[]);
+        let reset = postgres.program("pg_resetwal");
+        if !reset.exists() {
+            eprintln!("SKIPPED: there is no {}", reset.display());
+            return None;
+        }
+        // What is not frozen would be in the future.
+        for database in ["postgres", "template1"] {
+            Sql::connect(&postgres.url(database)).run("vacuum freeze");
+        }
+        postgres.sql().run("checkpoint");
+        postgres.stop_fast(LIMIT);
+        let next = u32::MAX - (left - 1);
+        // The status of the transactions around the next one: a file for a million of them.
+        let status = format!("pg_xact/{:04X}", next >> 20);
+        let status = postgres.data().join(status);
+        std::fs::write(&status, vec![0; 32 * 8192]).expect("a file of transaction states");
+        let owner = std::fs::metadata(postgres.data()).expect("the data directory");
+        chown(&status, Some(owner.uid()), None).expect("chown");
+        let done = Command::new(&reset)
+            .args(["-e", "3", "-x", &next.to_string(), "-D"])
+            .arg(postgres.data())
+            .uid(owner.uid())
+            .current_dir("/")
+            .output()
+            .expect("pg_resetwal");
+        assert!(done.status.success(), "pg_resetwal failed: {done:?}");
+        postgres.start();
+        Some(postgres)
     }
 
     /// The same with a clock that is off by `offset`, such as `+1h`, through libfaketime.
