@@ -158,6 +158,9 @@ impl RelayProducer {
             State::Running(mut pipeline) => {
                 if !counts(pipeline.publisher.ledger.delivered()) {
                     left.forget();
+                    if !pipeline.publisher.is_drained() {
+                        tell_dropped();
+                    }
                     let what = "another relay served the slot in between, or another server or \
                                 timeline answers; starting after the stored position";
                     return Err(Error::new(Kind::SlotActive, what));
@@ -251,6 +254,14 @@ impl RelayProducer {
             pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open()
         })
     }
+}
+
+/// A producer with records in flight is given up, since another relay was at work.
+pub(super) fn tell_dropped() {
+    tracing::warn!(
+        event = "records_dropped",
+        "records that the bus has not acked are dropped, and published again"
+    );
 }
 
 /// The configuration of a publisher.

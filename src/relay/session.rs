@@ -623,6 +623,9 @@ fn stored_now(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) ->
     Stored {
         server,
         slot: slot.name,
+        relay: loaded
+            .map(|loaded| loaded.relay.clone())
+            .unwrap_or_default(),
         position: loaded.map(|loaded| loaded.position).unwrap_or_default(),
         publication_oid: slot.publication_oid,
         publication_version: known_version.unwrap_or(slot.publication_version),

@@ -1,5 +1,6 @@
 //! The store of the position, and the part of it that other tasks read.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,17 +17,48 @@ use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::publisher::write_back::WriteBacks;
+use walrelay_core::turn::Turn;
 
 /// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
 
-/// The stored position of a relay that has the slot or the lease; none while it has neither.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Knowledge {
+    /// The id of this process, at random.
+    relay: String,
+    /// The stored position of a relay that has the slot or the lease; none while it has neither.
     pub(super) stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
     pub(super) tried: Mutex<RetryMemory>,
     pub(super) left: Mutex<Left>,
+}
+
+impl Default for Knowledge {
+    fn default() -> Self {
+        // Other keys in each process.
+        let relay = RandomState::new().hash_one(std::process::id());
+        Knowledge {
+            relay: format!("{relay:016x}"),
+            stored: watch::Sender::default(),
+            tried: Mutex::default(),
+            left: Mutex::default(),
+        }
+    }
+}
+
+impl Knowledge {
+    /// A session on `server` has `loaded` this. Gives what to store before anything is published,
+    /// where another relay was at work. Nothing is left then.
+    fn resume(&self, loaded: Option<&Stored>, server: &ServerIdentity) -> Option<Stored> {
+        let last_relay = loaded.map(|loaded| &*loaded.relay);
+        let is_here = loaded.is_some_and(|loaded| loaded.server == *server);
+        let mut left = self.left.lock();
+        if left.turn.resume(&self.relay, last_relay, is_here) {
+            return None;
+        }
+        left.forget();
+        loaded.filter(|of| of.relay != self.relay).cloned()
+    }
 }
 
 /// What a session left that published and could not write it all to Postgres. The next one does,
@@ -41,22 +73,10 @@ pub(super) struct Left {
     pub(super) progress: Option<Stored>,
     pub(super) found: PublishedVersions,
     /// Whether another relay was at work.
-    pub(super) turn: walrelay_core::turn::Turn<Stored>,
+    pub(super) turn: Turn,
 }
 
 impl Left {
-    /// What counts for a session on `server` that `loaded` this. Nothing is left where another
-    /// relay was at work.
-    fn resume(&mut self, loaded: Option<Stored>, server: &ServerIdentity) -> Option<Stored> {
-        if !self
-            .turn
-            .resume(loaded.as_ref(), |held| held.server == *server)
-        {
-            self.forget();
-        }
-        self.progress.clone().or(loaded)
-    }
-
     /// A session at the table failed, which had read so far. The next one there stores that before
     /// all else. A stream, to which a session of requested rows gives way, stores nothing first: it
     /// begins at what is stored.
@@ -70,11 +90,6 @@ impl Left {
             self.progress = Some(read.clone());
             self.found = found;
         }
-    }
-
-    fn are_stored(&mut self, stored: &Stored) {
-        self.turn.stored(stored);
-        self.progress = None;
     }
 
     pub(super) fn forget(&mut self) {
@@ -96,21 +111,19 @@ pub(super) struct AnyStore {
 impl AnyStore {
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let began = Instant::now();
-        // It may happen although the session ends first.
-        self.known.left.lock().turn.stores(stored);
-        if let Err(error) = self.store.store(stored).await {
-            if error.kind() == Kind::PostgresUnwritable {
-                self.known.left.lock().turn.refused();
-            }
-            return Err(error);
-        }
-        self.known.left.lock().are_stored(stored);
+        let relay = self.known.relay.clone();
+        let stored = Stored {
+            relay,
+            ..stored.clone()
+        };
+        self.store.store(&stored).await?;
+        self.known.left.lock().progress = None;
         self.took = began.elapsed();
         // While rows are still to be read from the table, the snapshot does not tell which are
         // published.
         self.known
             .stored
-            .send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
+            .send_replace(Some(stored).filter(|stored| stored.catch_up.is_none()));
         Ok(())
     }
 }
@@ -138,8 +151,8 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// Opens the store and reads it; while the bus cannot be reached, for as long as it takes. What
-/// this process could not store counts as stored.
+/// Opens the store, reads it, and stores there that this process has taken over; while the bus
+/// cannot be reached, for as long as it takes. What this process could not store counts as stored.
 pub(super) async fn read_position(
     config: &Config,
     sink: SinkHandle,
@@ -150,7 +163,13 @@ pub(super) async fn read_position(
     let sink = &sink;
     let read = || async move {
         let mut store = Store::open(config, sink, control).await?;
-        let loaded = store.load().await?;
+        let mut loaded = store.load().await?;
+        if let Some(of_other) = known.resume(loaded.as_ref(), server) {
+            let relay = known.relay.clone();
+            let own = loaded.insert(Stored { relay, ..of_other });
+            store.store(own).await?;
+        }
+        let loaded = known.left.lock().progress.clone().or(loaded);
         Ok((
             AnyStore {
                 store,
@@ -164,9 +183,7 @@ pub(super) async fn read_position(
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
             "the stored position cannot be read yet; holding the slot until it can");
     };
-    let (store, loaded) = once_reachable(read, tell).await?;
-    let loaded = known.left.lock().resume(loaded, server);
-    Ok((store, loaded))
+    once_reachable(read, tell).await
 }
 
 #[cfg(test)]
@@ -182,6 +199,7 @@ mod tests {
                 timeline,
             },
             slot: "orders".to_owned(),
+            relay: String::new(),
             position: Position::at(Lsn::new(lsn)),
             cluster_id: None,
             publication_oid: 10,
@@ -195,32 +213,32 @@ mod tests {
         }
     }
 
-    /// What a session left that stored 1, perhaps 2, and read on to 3.
-    fn left() -> Left {
-        let mut left = Left::default();
-        left.are_stored(&stored(1, 1));
-        left.turn.stores(&stored(1, 2));
-        Left {
-            progress: Some(stored(1, 3)),
-            delivered: Some(Delivered {
-                position: Position::at(Lsn::new(3)),
-                published: None,
-                inside: Vec::new(),
-            }),
-            ..left
+    /// What `known` stores at `lsn`.
+    fn stored_by(known: &Knowledge, lsn: u64) -> Stored {
+        Stored {
+            relay: known.relay.clone(),
+            ..stored(1, lsn)
         }
+    }
+
+    /// What counts for a session on `server` that `loaded` this.
+    fn counting(known: &Knowledge, loaded: &Stored, server: &ServerIdentity) -> Position {
+        known.resume(Some(loaded), server);
+        let progress = known.left.lock().progress.clone();
+        progress.unwrap_or_else(|| loaded.clone()).position
     }
 
     #[test]
     fn a_session_of_requested_rows_that_fails_leaves_no_progress_to_the_stream() {
-        let here = stored(1, 0).server;
         for (gives_way, expected) in [(false, 3), (true, 1)] {
-            let mut left = Left::default();
-            left.are_stored(&stored(1, 1));
-            left.table_failed(&stored(1, 3), PublishedVersions::default(), gives_way);
+            let known = Knowledge::default();
+            let read = stored_by(&known, 3);
+            let found = PublishedVersions::default();
+            known.left.lock().table_failed(&read, found, gives_way);
+            let loaded = stored_by(&known, 1);
             assert_eq!(
-                left.resume(Some(stored(1, 1)), &here),
-                Some(stored(1, expected)),
+                counting(&known, &loaded, &loaded.server),
+                Position::at(Lsn::new(expected)),
                 "{gives_way}"
             );
         }
@@ -238,46 +256,72 @@ mod tests {
     fn a_table_rewritten_between_sessions_is_noticed_unless_another_relay_or_server_worked() {
         let here = stored(1, 0).server;
         let there = stored(2, 0).server;
-        for (lsn, server, expected) in [(1, &here, true), (9, &here, false), (1, &there, false)] {
-            let mut left = Left::default();
+        for (is_own, server, expected) in [
+            (true, &here, true),
+            (false, &here, false),
+            (true, &there, false),
+        ] {
+            let known = Knowledge::default();
+            let own = stored_by(&known, 1);
             let mut found = PublishedVersions::default();
-            left.are_stored(&stored(1, 1));
             assert!(
                 !found.looked_at(vec![file(10, 20)]),
                 "the first look tells nothing"
             );
-            left.table_failed(&stored(1, 1), found, false);
-            left.resume(Some(stored(1, lsn)), server);
+            known.left.lock().table_failed(&own, found, false);
+            let loaded = if is_own { own } else { stored(1, 1) };
+            known.resume(Some(&loaded), server);
             assert_eq!(
-                std::mem::take(&mut left.found).looked_at(vec![file(11, 30)]),
+                std::mem::take(&mut known.left.lock().found).looked_at(vec![file(11, 30)]),
                 expected
             );
         }
+    }
+
+    /// A process that read on to 3, and stored less.
+    fn with_progress() -> Knowledge {
+        let known = Knowledge::default();
+        let mut left = known.left.lock();
+        left.progress = Some(stored_by(&known, 3));
+        left.delivered = Some(Delivered {
+            position: Position::at(Lsn::new(3)),
+            published: None,
+            inside: Vec::new(),
+        });
+        drop(left);
+        known
     }
 
     #[test]
     fn progress_that_was_not_stored_counts_unless_another_relay_or_server_was_at_work() {
         let here = stored(1, 0).server;
         let there = stored(2, 0).server;
-        for loaded in [Some(stored(1, 1)), Some(stored(1, 2)), None] {
-            assert_eq!(left().resume(loaded, &here), Some(stored(1, 3)));
+        let known = with_progress();
+        let own = stored_by(&known, 1);
+        assert_eq!(counting(&known, &own, &here), Position::at(Lsn::new(3)));
+        assert!(!known.left.lock().turn.is_past);
+        // Another one that took over where this one was, and stored nothing else.
+        let of_other = stored_by(&Knowledge::default(), 1);
+        for (is_own, server) in [(false, &here), (true, &there)] {
+            let known = with_progress();
+            let loaded = if is_own {
+                stored_by(&known, 1)
+            } else {
+                of_other.clone()
+            };
+            assert_eq!(counting(&known, &loaded, server), Position::at(Lsn::new(1)));
+            let left = known.left.lock();
+            assert!(left.turn.is_past && left.turn.is_in_doubt);
+            assert!(left.delivered.is_none());
         }
-        for (loaded, server) in [(stored(1, 9), &here), (stored(1, 1), &there)] {
-            let mut left = left();
-            assert_eq!(
-                left.resume(Some(loaded.clone()), server),
-                Some(loaded.clone())
-            );
-            assert!(left.delivered.is_none() && left.progress.is_none());
-            // From here on it is this relay's.
-            left.progress = Some(stored(1, 11));
-            left.turn.is_past = false;
-            let again = left.resume(Some(loaded.clone()), server);
-            let expected = if loaded.server == *server { 11 } else { 1 };
-            assert_eq!(again, Some(stored(1, expected)));
-        }
-        let mut left = left();
-        left.are_stored(&stored(1, 4));
-        assert_eq!(left.resume(Some(stored(1, 4)), &here), Some(stored(1, 4)));
+    }
+
+    #[test]
+    fn a_process_that_takes_over_stores_that_once() {
+        let here = stored(1, 0).server;
+        let known = Knowledge::default();
+        assert_eq!(known.resume(None, &here), None);
+        assert_eq!(known.resume(Some(&stored(1, 1)), &here), Some(stored(1, 1)));
+        assert_eq!(known.resume(Some(&stored_by(&known, 1)), &here), None);
     }
 }

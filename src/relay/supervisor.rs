@@ -18,7 +18,7 @@ use crate::relay::shared_loop::{Process, report_counts};
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
-use crate::relay::{drain, replication, table};
+use crate::relay::{drain, producer, replication, table};
 use crate::sink::{AnySink, BusSink as _};
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
@@ -161,7 +161,8 @@ impl Relay {
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
-        } else if given_up {
+        } else if given_up || self.config.state.store == StoreKind::Slot {
+            // Without a store nothing tells whether another relay was at work.
             self.producer.replace(&self.config).await;
         }
         if self.producer.handle().is_none() && !self.is_transactional() {
@@ -554,12 +555,8 @@ impl Relay {
         }
         tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at \
             work");
-        self.known.left.lock().turn.is_past |= holder.streams;
         if self.producer.has_in_flight().await {
-            tracing::warn!(
-                event = "records_dropped",
-                "records that the bus has not acked are dropped: the other relay publishes them"
-            );
+            producer::tell_dropped();
             self.producer.replace(&self.config).await;
         }
     }

@@ -559,6 +559,7 @@ mod tests {
         Stored {
             server: server(timeline),
             slot,
+            relay: String::new(),
             position,
             publication_oid: 11,
             publication_version: String::new(),
@@ -673,6 +674,7 @@ mod tests {
         };
         let other_slot = Stored {
             slot: "billing".to_owned(),
+            relay: String::new(),
             ..stored_at(1, at(700))
         };
         let other_publication = Stored {
@@ -806,6 +808,7 @@ mod tests {
         }
         let stored = Stored {
             slot: "billing".to_owned(),
+            relay: String::new(),
             table_oids: vec![98],
             ..stored_at(1, at(300))
         };

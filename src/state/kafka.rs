@@ -340,6 +340,7 @@ mod tests {
                 timeline: 2,
             },
             slot: "orders".to_owned(),
+            relay: String::new(),
             position: Position {
                 end_lsn: Lsn::new(end_lsn),
                 partial: Some(partial),

@@ -22,6 +22,9 @@ pub(crate) struct Stored {
     #[serde(flatten)]
     pub server: ServerIdentity,
     pub slot: String,
+    /// The id of the process that stored it. One that takes over does so before it publishes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub relay: String,
     /// Everything up to here was delivered.
     pub position: Position,
     /// OID of the publication, to notice one recreated while the relay was away.

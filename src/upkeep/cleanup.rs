@@ -896,6 +896,7 @@ mod tests {
                 timeline: 2,
             },
             slot: "orders".to_owned(),
+            relay: String::new(),
             position: Position::at(Lsn::new(100)),
             publication_oid: 10,
             publication_version: String::new(),

@@ -5,6 +5,7 @@ use std::process::Command;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -79,6 +80,14 @@ fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
         relay.wait_ready();
         let writers = world.workload(&Plan::default());
         writers.wait_for(100);
+        let walsender = world.walsender();
+        let end = format!("select pg_terminate_backend({walsender}::int)");
+        world.sql().run(&end);
+        let again = || world.walsender();
+        eventually("it streams again", ARRIVAL, again, |pid| {
+            *pid != 0 && *pid != walsender
+        });
+        writers.wait_for(20);
         relay.kill_hard();
         writers.wait_for(20);
         writers.stop();
@@ -96,6 +105,44 @@ fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
             "a clean stop made copies in {store}"
         );
     }
+}
+
+/// A relay in back-off, which comes back and finds that id, knows that another one was at work.
+#[test]
+fn a_relay_that_takes_over_stores_its_id_although_it_publishes_nothing() {
+    let world = World::new();
+    let sql = world.sql();
+    let stored = |field: &str| {
+        sql.text(&format!(
+            "select value::jsonb->>'{field}' from walrelay.position"
+        ))
+    };
+    let start = || {
+        let mut relay = world.run().option("--state-store", "postgres").start();
+        relay.wait_ready();
+        relay
+    };
+    let mut relay = start();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    let first = stored("relay");
+    assert_ne!(first, "");
+    let walsender = world.walsender();
+    sql.run(&format!("select pg_terminate_backend({walsender}::int)"));
+    eventually(
+        "it streams again",
+        ARRIVAL,
+        || world.walsender(),
+        |pid| *pid != 0 && *pid != walsender,
+    );
+    world.emit(&sql, "b");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(stored("relay"), first, "a lost connection ends no turn");
+    let position = stored("position");
+    relay.kill_hard();
+    let _relay = start();
+    assert_ne!(stored("relay"), first);
+    assert_eq!(stored("position"), position);
 }
 
 #[test]

@@ -289,8 +289,6 @@ pub(super) enum Path {
     LeftOut,
     /// A relay had its turn after the other one.
     TookOver,
-    /// A relay came back, and could not know that the other one had the turn.
-    Unseen,
     /// What a relay knew of its own stream was of the past.
     CameBack,
     /// A stand-by dropped what it had in flight.

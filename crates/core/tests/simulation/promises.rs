@@ -106,6 +106,7 @@ impl World {
             position,
             published,
             catch_up,
+            ..
         } = &self.stored;
         let events = transaction.events.iter().copied();
         let xid = transaction.xid;
@@ -173,7 +174,6 @@ impl World {
         assert_eq!(committed.difference(&given).count(), 0, "lost");
         assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
         let broker = self.broker.lock().unwrap();
-        let is_unseen = self.has_unseen();
         for (partition, log) in broker.visible().enumerate() {
             let mut newest: HashMap<u8, u64> = HashMap::new();
             let mut last: HashMap<u8, u64> = HashMap::new();
@@ -186,12 +186,10 @@ impl World {
                 *before = version.max(*before);
                 // A copy of a relay that had the turn before breaks no order, and may restore it: see
                 // `docs/explanation/delivery.md`.
-                if is_unseen || broker.is_late(partition, at) {
+                if broker.is_late(partition, at) {
                     let last = last.entry(aggregate).or_default();
                     let is_next = (*last + 1..version).all(|it| dropped.contains(&(aggregate, it)));
-                    if is_unseen {
-                        *last = *before;
-                    } else if is_first || is_next {
+                    if is_first || is_next {
                         *last = version.max(*last);
                     }
                     continue;
@@ -222,9 +220,6 @@ impl World {
 
     /// Events that are there twice, unless a record of their key came late.
     pub(super) fn duplicates(&self) -> Vec<Logged> {
-        if self.has_unseen() {
-            return Vec::new();
-        }
         let mut seen = BTreeSet::new();
         let broker = self.broker.lock().unwrap();
         let came_late = broker.that_came_late();

@@ -34,6 +34,8 @@ const POSITIONS: &str = "positions";
 /// What a process of the relay knows beside its pipeline.
 #[derive(Default)]
 pub(super) struct Process {
+    /// Its id.
+    pub(super) relay: String,
     sessions: Sessions,
     pause: Option<Pause>,
     open: Option<Open>,
@@ -42,7 +44,7 @@ pub(super) struct Process {
     has_streamed: bool,
     pub(super) left: Left,
     /// Whether another relay was at work.
-    pub(super) turn: Turn<Stored>,
+    pub(super) turn: Turn,
     pub(super) stand_still: Option<StandStill>,
     /// Whether the server ended its session, which it has not seen yet.
     pub(super) is_cut: bool,
@@ -86,6 +88,13 @@ struct Open {
 }
 
 impl Process {
+    pub(super) fn of(relay: String) -> Process {
+        Process {
+            relay,
+            ..Process::default()
+        }
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
     }
@@ -517,7 +526,7 @@ impl World {
         self.snapshot = None;
         self.server.disconnect();
         self.end_pass();
-        self.process = Process::default();
+        self.process = Process::of(self.random.u64(..).to_string());
         if let Some(parks) = &mut self.parks {
             parks.memory = RetryMemory::default();
         }

@@ -285,7 +285,6 @@ impl World {
             let what = "rows of a transaction of the bus are not acked";
             return Err(Error::new(Kind::BusUnreachable, what));
         }
-        self.process.turn.stores(&reading.stored);
         self.storing = Some(reading.stored.clone());
         Ok(())
     }
@@ -294,7 +293,6 @@ impl World {
     pub(super) fn saved(&mut self, stored: Stored) {
         let reading = self.reading.as_mut().unwrap();
         self.process.left.progress = None;
-        self.process.turn.stored(&stored);
         reading.publisher.committed();
         reading.kept = Some(stored);
     }

@@ -11,7 +11,7 @@ use walrelay_core::snapshot::Snapshot;
 use walrelay_core::turn::bearable;
 
 use super::broker::Producer;
-use super::plan::{Bus, Fault, Path};
+use super::plan::{Fault, Path};
 use super::session::Process;
 use super::table::Reading;
 use super::world::{Stored, World, take_in_told};
@@ -27,6 +27,15 @@ pub(super) struct Absent {
     reading: Option<Reading>,
     storing: Option<Stored>,
     snapshot: Option<Snapshot>,
+}
+
+impl Absent {
+    pub(super) fn of(relay: String) -> Absent {
+        Absent {
+            process: Process::of(relay),
+            ..Absent::default()
+        }
+    }
 }
 
 /// A process that is stopped, or gets no CPU time.
@@ -172,27 +181,19 @@ impl World {
             self.reached.count(Path::Fenced, u64::from(was_fenced));
         }
         drop(broker);
-        if !self.process.turn.resume(Some(&self.stored), |_| true) {
-            self.process.left.forget();
-        } else if took_over {
-            // The other one stored nothing, and this one did not see it.
-            self.reached.count(Path::Unseen, 1);
+        let process = &mut self.process;
+        let last_relay = &mut self.stored.relay;
+        if !process.turn.resume(&process.relay, Some(last_relay), true) {
+            process.left.forget();
+            last_relay.clone_from(&process.relay);
         }
         self.reached.count(Path::TookOver, u64::from(took_over));
-    }
-
-    /// Whether a relay that came back may not have known of the other one's copies. Not mended.
-    pub(super) fn has_unseen(&self) -> bool {
-        self.reached.lacks(&[Path::Unseen]).is_empty() && self.mode.bus != Bus::Transactional
     }
 
     /// A stand-by sees who has the slot or the lease.
     pub(super) fn waits_for(&mut self) {
         if !self.server.is_taken() {
             return;
-        }
-        if self.server.is_streamed() {
-            self.process.turn.is_past = true;
         }
         let has_in_flight = |pipeline: &mut Pipeline<Producer>| {
             take_in_told(&mut pipeline.publisher).is_err() || !pipeline.publisher.is_drained()

@@ -74,6 +74,8 @@ pub(super) struct World {
 /// A record of the store.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Stored {
+    /// The id of the process that stored it.
+    pub(super) relay: String,
     pub(super) position: Position,
     pub(super) published: Option<Published>,
     pub(super) catch_up: Option<CatchUp>,
@@ -111,6 +113,7 @@ impl World {
         };
         let is_small = dice.u8(0..3) == 0;
         let stored = Stored {
+            relay: String::new(),
             position: Position::at(server.confirmed),
             published: Some(Published::at(Pair {
                 snapshot: server.snapshot(),
@@ -136,7 +139,7 @@ impl World {
             storing: None,
             published: BTreeSet::new(),
             snapshot: None,
-            process: Process::default(),
+            process: Process::of("0".to_owned()),
             pipeline: None,
             reading: None,
             reached: Reached::default(),
@@ -146,7 +149,7 @@ impl World {
             last: VecDeque::new(),
         };
         if mode.has_stand_by {
-            world.absent = Some(Absent::default());
+            world.absent = Some(Absent::of("1".to_owned()));
             world.broker.lock().unwrap().share();
         }
         world
@@ -563,7 +566,6 @@ impl World {
             let is_new = pair(&stored) != pair(&self.stored);
             self.reached.count(Path::Snapshot, u64::from(is_new));
             self.stored = stored;
-            self.process.turn.stored(&self.stored);
             let mut broker = self.broker.lock().unwrap();
             assert!(
                 !broker.is_transactional() || broker.is_empty(),
@@ -578,11 +580,11 @@ impl World {
             pipeline.publisher.transaction.committing = true;
             let published = pipeline.trail.published(&position).cloned();
             let stored = Stored {
+                relay: self.process.relay.clone(),
                 position,
                 published,
                 catch_up: None,
             };
-            self.process.turn.stores(&stored);
             self.storing = Some(stored);
         }
         // The end of the log is read some time after the snapshot.
