@@ -31,11 +31,9 @@ pub(super) type Logged = (u8, u64);
 #[derive(Debug, Default)]
 pub(super) struct Broker {
     log: [Vec<Logged>; PARTITIONS],
-    queues: [VecDeque<Queued>; PARTITIONS],
-    /// The record that was sent apart from others.
-    apart: Option<Ticket>,
-    /// Whether a record failed, and the producer takes no other.
-    is_finished: bool,
+    /// The producer of the relay that acts, and those of the others.
+    pub(super) own: Client,
+    others: Vec<Client>,
     /// No broker takes anything while it is down.
     pub(super) down: bool,
     /// Times the queue was full.
@@ -63,31 +61,37 @@ pub(super) struct Broker {
     pub(super) topic_refusals: u64,
     /// The topic of events.
     topic: String,
-    /// What the producer is told next.
-    pub(super) told: Vec<Delivery>,
     /// How much of each log is committed, where producers have transactions.
     committed: Option<[usize; PARTITIONS]>,
-    /// Where the bus refuses each record for itself.
-    lanes: Option<LaneBus>,
-    /// Whether another relay has had the turn since this producer began.
-    pub(super) is_stale: bool,
-    /// The producer of the relay that does not act, where there are two.
-    absent: Option<Absent>,
     /// What producers sent that are gone, in order.
     arriving: VecDeque<Arriving>,
     /// Copies that landed after another relay had the turn, by partition and place there.
     late: BTreeSet<(usize, usize)>,
 }
 
-/// A producer while another one acts.
-#[derive(Debug)]
-struct Absent {
+/// What a relay's producer has.
+#[derive(Debug, Default)]
+pub(super) struct Client {
     queues: [VecDeque<Queued>; PARTITIONS],
+    /// The record that was sent apart from others.
     apart: Option<Ticket>,
+    /// Whether a record failed, and the producer takes no other.
     is_finished: bool,
-    told: Vec<Delivery>,
+    /// What the producer is told next.
+    pub(super) told: Vec<Delivery>,
+    /// Where the bus refuses each record for itself.
     lanes: Option<LaneBus>,
-    is_stale: bool,
+    /// Whether another relay has had the turn since this producer began.
+    pub(super) is_stale: bool,
+}
+
+impl Client {
+    fn with_lanes() -> Client {
+        Client {
+            lanes: Some(LaneBus::new(epoch())),
+            ..Client::default()
+        }
+    }
 }
 
 /// A record that no producer waits for.
@@ -186,7 +190,7 @@ impl Broker {
     /// With a bus that refuses each record for itself.
     pub(super) fn with_lanes() -> Broker {
         Broker {
-            lanes: Some(LaneBus::new(epoch())),
+            own: Client::with_lanes(),
             ..Broker::default()
         }
     }
@@ -220,53 +224,47 @@ impl Broker {
     }
 
     pub(super) fn passes(&mut self, time: Duration) {
-        let absent = self.absent.as_mut().and_then(|it| it.lanes.as_mut());
-        for bus in self.lanes.iter_mut().chain(absent) {
+        let clients = self.others.iter_mut().chain([&mut self.own]);
+        for bus in clients.filter_map(|it| it.lanes.as_mut()) {
             bus.now += time;
         }
     }
 
-    /// Another relay has a producer, too.
-    pub(super) fn share(&mut self) {
-        self.absent = Some(Absent {
-            queues: Default::default(),
-            apart: None,
-            is_finished: false,
-            told: Vec::new(),
-            lanes: self.lanes.as_ref().map(|bus| LaneBus::new(bus.now)),
-            is_stale: false,
-        });
+    /// Each of these relays has a producer.
+    pub(super) fn shared_by(mut self, relays: usize) -> Broker {
+        let client = || match self.own.lanes {
+            Some(_) => Client::with_lanes(),
+            None => Client::default(),
+        };
+        self.others = (1..relays).map(|_| client()).collect();
+        self
     }
 
-    /// The other relay acts.
-    pub(super) fn switch(&mut self) {
-        let Some(absent) = &mut self.absent else {
-            return;
-        };
-        std::mem::swap(&mut self.queues, &mut absent.queues);
-        std::mem::swap(&mut self.apart, &mut absent.apart);
-        std::mem::swap(&mut self.is_finished, &mut absent.is_finished);
-        std::mem::swap(&mut self.told, &mut absent.told);
-        std::mem::swap(&mut self.lanes, &mut absent.lanes);
-        std::mem::swap(&mut self.is_stale, &mut absent.is_stale);
+    /// Another relay acts.
+    pub(super) fn switch_to(&mut self, other: usize) {
+        std::mem::swap(&mut self.own, &mut self.others[other]);
+    }
+
+    pub(super) fn rotate(&mut self) {
+        self.others.rotate_left(1);
     }
 
     /// The relay that acts has the turn. Whether that fenced what another one had open.
     pub(super) fn take_turn(&mut self) -> bool {
-        self.is_stale = false;
+        self.own.is_stale = false;
         self.arriving.iter_mut().for_each(|it| it.is_stale = true);
-        let Some(absent) = &mut self.absent else {
-            return false;
-        };
-        absent.is_stale = true;
-        if self.committed.is_none() {
+        self.others.iter_mut().for_each(|it| it.is_stale = true);
+        if self.others.is_empty() || self.committed.is_none() {
             return false;
         }
         self.arriving.clear();
-        self.is_finished = false;
-        let was_open = !absent.queues.iter().all(VecDeque::is_empty);
-        absent.queues = Default::default();
-        absent.is_finished = true;
+        self.own.is_finished = false;
+        let mut was_open = false;
+        for other in &mut self.others {
+            let queues = std::mem::take(&mut other.queues);
+            was_open |= !queues.iter().all(VecDeque::is_empty);
+            other.is_finished = true;
+        }
         self.abort();
         was_open
     }
@@ -274,9 +272,9 @@ impl Broker {
     /// What a producer that is gone had sent arrives.
     pub(super) fn arrive(&mut self) {
         if let Some(Arriving { queued, is_stale }) = self.arriving.pop_front() {
-            let own = std::mem::replace(&mut self.is_stale, is_stale);
+            let own = std::mem::replace(&mut self.own.is_stale, is_stale);
             self.land(queued);
-            self.is_stale = own;
+            self.own.is_stale = own;
         }
     }
 
@@ -328,7 +326,7 @@ impl Broker {
             self.letters.insert(event);
         }
         let partition = usize::from(event.0) % PARTITIONS;
-        if self.is_stale {
+        if self.own.is_stale {
             self.late.insert((partition, self.log[partition].len()));
         }
         self.log[partition].push(event);
@@ -342,6 +340,7 @@ impl Broker {
     pub(super) fn commit(&mut self) {
         if self.committed.is_some() {
             for queued in self
+                .own
                 .queues
                 .each_mut()
                 .map(std::mem::take)
@@ -371,7 +370,7 @@ impl Broker {
     /// The client drops its queue, and takes nothing more.
     pub(super) fn give_up(&mut self, random: &mut fastrand::Rng) {
         self.producer_killed(random);
-        self.is_finished = true;
+        self.own.is_finished = true;
     }
 
     /// What readers see of each partition.
@@ -422,7 +421,7 @@ impl Broker {
             self.held_up += u64::from(!self.is_empty());
             return Vec::new();
         }
-        if let Some(bus) = &mut self.lanes {
+        if let Some(bus) = &mut self.own.lanes {
             let Some(attempt) = bus.take_one(random) else {
                 return Vec::new();
             };
@@ -440,20 +439,20 @@ impl Broker {
             } else {
                 self.append(&attempt);
             }
-            let bus = self.lanes.as_mut().unwrap();
+            let bus = self.own.lanes.as_mut().unwrap();
             return bus.ended(&attempt, outcome).into_iter().collect();
         }
-        if self.topic_refuses && self.queues[partition].iter().any(|it| !it.is_letter) {
+        if self.topic_refuses && self.own.queues[partition].iter().any(|it| !it.is_letter) {
             return self.refuse_topic(partition);
         }
-        let queue = &self.queues[partition];
+        let queue = &self.own.queues[partition];
         let is_unfit = |it: &Queued| !it.is_letter && self.unfit.contains(&it.event);
         let unfit = queue.iter().take(BATCH).position(is_unfit);
         match unfit {
             Some(at) if at == 0 || !is_split => return self.refuse_batch(partition, at, random),
             Some(_) | None => {}
         }
-        let Some(queued) = self.queues[partition].pop_front() else {
+        let Some(queued) = self.own.queues[partition].pop_front() else {
             return Vec::new();
         };
         self.land(queued);
@@ -463,10 +462,10 @@ impl Broker {
     /// The topic of events refuses what it is sent, and the producer is finished.
     fn refuse_topic(&mut self, partition: usize) -> Vec<Delivery> {
         self.topic_refusals += 1;
-        self.is_finished = true;
+        self.own.is_finished = true;
         let error = Error::new(Kind::TopicRefused, "the topic of the model refuses all");
         let error = error.of_topic(&self.topic);
-        let queued = std::mem::take(&mut self.queues[partition]);
+        let queued = std::mem::take(&mut self.own.queues[partition]);
         let events = queued.iter().filter(|it| !it.is_letter);
         let failed = events.map(|it| Delivery::Failed(it.ticket, error.clone()));
         failed.collect()
@@ -480,17 +479,17 @@ impl Broker {
         unfit_at: usize,
         random: &mut fastrand::Rng,
     ) -> Vec<Delivery> {
-        let queue = &mut self.queues[partition];
+        let queue = &mut self.own.queues[partition];
         let size = random.usize(unfit_at + 1..=BATCH.max(unfit_at + 1));
         let goes_on = random.bool();
         let queued: Vec<Queued> = queue.drain(..).collect();
         self.refused.insert(queued[unfit_at].event);
-        let is_apart = self.apart == Some(queued[unfit_at].ticket);
+        let is_apart = self.own.apart == Some(queued[unfit_at].ticket);
         if is_apart && goes_on {
             self.refused_alone += 1;
             return vec![Delivery::Refused(queued[0].ticket, unfit())];
         }
-        self.is_finished = true;
+        self.own.is_finished = true;
         self.batches_refused += u64::from(size > 1 && queued.len() > 1);
         // Gapless: what lies behind does not arrive either.
         // Dead letters are in another topic.
@@ -503,19 +502,19 @@ impl Broker {
     /// The oldest record of a partition fails, and with it the producer: nobody can tell whether it
     /// is in the log.
     pub(super) fn fail_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
-        if self.lanes.is_some() {
+        if self.own.lanes.is_some() {
             return self.refuse_one(random);
         }
         let partition = random.usize(0..PARTITIONS);
-        let queued = self.queues[partition].pop_front()?;
+        let queued = self.own.queues[partition].pop_front()?;
         let is_unfit = !queued.is_letter && self.unfit.contains(&queued.event);
         if random.bool() && !is_unfit {
             self.land(queued);
         } else {
             // Gapless: what lies behind a record that did not arrive does not arrive either.
-            self.queues[partition].clear();
+            self.own.queues[partition].clear();
         }
-        self.is_finished = true;
+        self.own.is_finished = true;
         Some(Delivery::Failed(
             queued.ticket,
             Error::new(Kind::BusUnreachable, "the model failed it"),
@@ -524,7 +523,7 @@ impl Broker {
 
     /// The bus refuses a record, for now or for good, or nobody knows what became of it.
     fn refuse_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
-        let bus = self.lanes.as_mut()?;
+        let bus = self.own.lanes.as_mut()?;
         if random.u8(0..4) == 0 {
             bus.lanes.all_unknown();
             for attempt in std::mem::take(&mut bus.on_their_way) {
@@ -562,7 +561,7 @@ impl Broker {
         let is_unfit =
             |it: &Queued, unfit: &BTreeSet<Logged>| !it.is_letter && unfit.contains(&it.event);
         for partition in 0..PARTITIONS {
-            let queue = std::mem::take(&mut self.queues[partition]);
+            let queue = std::mem::take(&mut self.own.queues[partition]);
             let landed = random.usize(0..=queue.len());
             let landed = if self.down { 0 } else { landed };
             for queued in queue.into_iter().take(landed) {
@@ -572,13 +571,13 @@ impl Broker {
                 self.land(queued);
             }
         }
-        self.apart = None;
-        self.is_finished = false;
-        self.told.clear();
-        if !self.is_stale {
+        self.own.apart = None;
+        self.own.is_finished = false;
+        self.own.told.clear();
+        if !self.own.is_stale {
             self.abort();
         }
-        if let Some(bus) = &mut self.lanes {
+        if let Some(bus) = &mut self.own.lanes {
             let gone = std::mem::replace(bus, LaneBus::new(bus.now));
             for attempt in &gone.on_their_way {
                 self.may_append(attempt, random);
@@ -588,10 +587,10 @@ impl Broker {
 
     /// The same, and where another relay is there, it may land at any time.
     pub(super) fn producer_killed(&mut self, random: &mut fastrand::Rng) {
-        let is_stale = self.is_stale;
+        let is_stale = self.own.is_stale;
         let before = self.log.each_ref().map(Vec::len);
         self.producer_gone(random);
-        if self.absent.is_none() || self.committed.is_some() {
+        if self.others.is_empty() || self.committed.is_some() {
             return;
         }
         for (partition, before) in before.into_iter().enumerate() {
@@ -611,8 +610,12 @@ impl Broker {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queues.iter().all(VecDeque::is_empty)
-            && self.lanes.as_ref().is_none_or(|bus| bus.lanes.is_empty())
+        self.own.queues.iter().all(VecDeque::is_empty)
+            && self
+                .own
+                .lanes
+                .as_ref()
+                .is_none_or(|bus| bus.lanes.is_empty())
     }
 }
 
@@ -623,10 +626,10 @@ pub(super) struct Producer(pub Shared);
 impl Sink for Producer {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let mut broker = self.0.lock().unwrap();
-        if broker.is_finished {
+        if broker.own.is_finished {
             return Err(EnqueueError::Finished);
         }
-        if let Some(bus) = &mut broker.lanes {
+        if let Some(bus) = &mut broker.own.lanes {
             let taken = bus.lanes.enqueue(record, ticket);
             broker.full += u64::from(taken.is_err());
             return taken;
@@ -642,35 +645,35 @@ impl Sink for Producer {
             broker.offered.insert(event, OwnedRecord::of(record));
             broker.topic = record.topic.to_owned();
         }
-        if broker.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
+        if broker.own.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;
             return Err(EnqueueError::Full);
         }
         // Of an earlier ledger, which counted tickets by itself.
-        broker.apart.take_if(|apart| *apart == ticket);
-        broker.queues[usize::from(event.0) % PARTITIONS].push_back(queued);
+        broker.own.apart.take_if(|apart| *apart == ticket);
+        broker.own.queues[usize::from(event.0) % PARTITIONS].push_back(queued);
         Ok(())
     }
 
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         self.enqueue(record, ticket)?;
-        self.0.lock().unwrap().apart = Some(ticket);
+        self.0.lock().unwrap().own.apart = Some(ticket);
         Ok(())
     }
 
     fn retry(&mut self, refused: Ticket, wait: Duration) {
         let mut broker = self.0.lock().unwrap();
-        let bus = broker.lanes.as_mut().unwrap();
+        let bus = broker.own.lanes.as_mut().unwrap();
         bus.lanes.retry(refused, bus.now + wait);
     }
 
     fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
         let mut broker = self.0.lock().unwrap();
-        let bus = broker.lanes.as_mut();
+        let bus = broker.own.lanes.as_mut();
         bus.map_or_else(Vec::new, |bus| bus.lanes.withdraw(refused))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-        into.append(&mut self.0.lock().unwrap().told);
+        into.append(&mut self.0.lock().unwrap().own.told);
     }
 }

@@ -305,7 +305,7 @@ const TWO_RELAYS: [Path; 4] = [
 #[test]
 fn one_of_two_relays_takes_over_and_nothing_is_lost_or_reordered() {
     for bus in [Bus::Gapless, Bus::Lanes] {
-        let mode = Mode::new(bus, OnError::Stop).with_stand_by();
+        let mode = Mode::new(bus, OnError::Stop).with_relays(2);
         let paths = TWO_RELAYS.into_iter().chain([Path::CameLate]);
         let plan = |seed| (mode, Faults::some(seed));
         explore_reaching("two relays", plan, &paths.collect::<Vec<_>>());
@@ -314,7 +314,7 @@ fn one_of_two_relays_takes_over_and_nothing_is_lost_or_reordered() {
 
 #[test]
 fn a_relay_that_takes_over_finds_what_the_other_published() {
-    let mode = GAPLESS.that_reads_tails().with_stand_by();
+    let mode = GAPLESS.that_reads_tails().with_relays(2);
     let faults = [
         Fault::Disconnect,
         Fault::ServerCrash,
@@ -327,7 +327,7 @@ fn a_relay_that_takes_over_finds_what_the_other_published() {
 
 #[test]
 fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
-    let mode = TRANSACTIONAL.with_stand_by();
+    let mode = TRANSACTIONAL.with_relays(2);
     let faults = Faults::all().without(Fault::Refusal);
     let faults = faults.without(Fault::SlotLost);
     explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
@@ -403,7 +403,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         // Rows are written to where events are parked.
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
-        Fault::StoodStill => mode.has_stand_by,
+        Fault::StoodStill => mode.has_stand_by(),
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure

@@ -119,8 +119,8 @@ pub(super) struct Mode {
     pub(super) on_error: OnError,
     /// Whether a process that begins looks for what topics have.
     pub(super) reads_tails: bool,
-    /// Whether there are two relays.
-    pub(super) has_stand_by: bool,
+    /// The number of relays of the slot.
+    pub(super) relays: usize,
 }
 
 impl Mode {
@@ -129,7 +129,7 @@ impl Mode {
             bus,
             on_error,
             reads_tails: false,
-            has_stand_by: false,
+            relays: 1,
         }
     }
 
@@ -140,11 +140,12 @@ impl Mode {
         }
     }
 
-    pub(super) const fn with_stand_by(self) -> Mode {
-        Mode {
-            has_stand_by: true,
-            ..self
-        }
+    pub(super) const fn with_relays(self, relays: usize) -> Mode {
+        Mode { relays, ..self }
+    }
+
+    pub(super) fn has_stand_by(&self) -> bool {
+        self.relays > 1
     }
 
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed, and the slot is
@@ -164,7 +165,7 @@ impl Mode {
     }
 
     /// All that the core has.
-    pub(super) const ALL: [Mode; 15] = [
+    pub(super) const ALL: [Mode; 18] = [
         Mode::new(Bus::Gapless, OnError::Stop),
         Mode::new(Bus::Gapless, OnError::Skip),
         Mode::new(Bus::Gapless, OnError::DeadLetter),
@@ -176,12 +177,15 @@ impl Mode {
         Mode::new(Bus::Lanes, OnError::Skip),
         Mode::new(Bus::Lanes, OnError::DeadLetter),
         Mode::new(Bus::Lanes, OnError::Park),
-        Mode::new(Bus::Gapless, OnError::Stop).with_stand_by(),
+        Mode::new(Bus::Gapless, OnError::Stop).with_relays(2),
         Mode::new(Bus::Gapless, OnError::Stop)
             .that_reads_tails()
-            .with_stand_by(),
-        Mode::new(Bus::Transactional, OnError::Stop).with_stand_by(),
-        Mode::new(Bus::Lanes, OnError::Stop).with_stand_by(),
+            .with_relays(2),
+        Mode::new(Bus::Transactional, OnError::Stop).with_relays(2),
+        Mode::new(Bus::Lanes, OnError::Stop).with_relays(2),
+        Mode::new(Bus::Gapless, OnError::Stop).with_relays(3),
+        Mode::new(Bus::Transactional, OnError::Stop).with_relays(3),
+        Mode::new(Bus::Lanes, OnError::Stop).with_relays(3),
     ];
 }
 
@@ -189,11 +193,7 @@ impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Mode { bus, on_error, .. } = self;
         let tails = if self.reads_tails { ", tails" } else { "" };
-        let relays = if self.has_stand_by {
-            ", two relays"
-        } else {
-            ""
-        };
+        let relays = ["", "", ", two relays", ", three relays"][self.relays];
         write!(f, "{bus:?}, {on_error:?}{tails}{relays}")
     }
 }

@@ -32,14 +32,14 @@ impl World {
             !self.broker.lock().unwrap().untaken().is_empty(),
             Promise::P3,
         );
-        if let Some(pipeline) = &self.pipeline {
+        if let Some(pipeline) = &self.relay.pipeline {
             let received = pipeline.publisher.ledger.received();
             put(!position.is_at_or_after(&received), Promise::P1);
             put(!pipeline.trail.wants_pair(), Promise::P12);
         }
-        let reading = self.reading.as_ref().map(|it| &it.publisher);
+        let reading = self.relay.reading.as_ref().map(|it| &it.publisher);
         put(reading.is_some(), Promise::P12);
-        let streaming = self.pipeline.as_ref().map(|it| &it.publisher);
+        let streaming = self.relay.pipeline.as_ref().map(|it| &it.publisher);
         if let Some(publisher) = reading.or(streaming) {
             let in_flight = publisher.ledger.in_flight_events();
             put(reading.is_some() && in_flight > 0, Promise::P1);

@@ -106,11 +106,6 @@ impl Server {
         }
     }
 
-    /// The other relay acts.
-    pub(super) fn switch(&mut self) {
-        self.acting = 1 - self.acting;
-    }
-
     /// The relay that acts has the slot, or the lease.
     pub(super) fn own(&mut self) {
         self.owner = Some(self.acting);

@@ -107,15 +107,15 @@ impl Process {
 
 impl World {
     pub(super) fn is_open(&self) -> bool {
-        self.process.is_open()
+        self.relay.process.is_open()
     }
 
     pub(super) fn takes_acks(&self) -> bool {
-        self.process.takes_acks()
+        self.relay.process.takes_acks()
     }
 
     pub(super) fn publisher(&mut self) -> Option<&mut Publisher<Producer>> {
-        match (&mut self.reading, &mut self.pipeline) {
+        match (&mut self.relay.reading, &mut self.relay.pipeline) {
             (Some(reading), _) => Some(&mut reading.publisher),
             (None, Some(pipeline)) => Some(&mut pipeline.publisher),
             (None, None) => None,
@@ -138,7 +138,7 @@ impl World {
     }
 
     fn may_open(&mut self) -> bool {
-        let may = match self.process.pause {
+        let may = match self.relay.process.pause {
             None => true,
             Some(Pause::Waits { until }) => until <= self.now,
             Some(Pause::StandsBy) if self.server.is_held(self.now) => {
@@ -146,32 +146,32 @@ impl World {
                 false
             }
             Some(Pause::StandsBy) => {
-                let next = self.process.sessions.ended(Ended::Again, false);
+                let next = self.relay.process.sessions.ended(Ended::Again, false);
                 assert_eq!(next, Next::Open);
                 true
             }
         };
         if may {
-            self.process.pause = None;
+            self.relay.process.pause = None;
         }
         may
     }
 
     /// Opens a session, unless it still waits for acks.
     fn open(&mut self) -> Result<(), Error> {
-        if self.is_transactional() && self.pipeline.is_some() {
+        if self.is_transactional() && self.relay.pipeline.is_some() {
             // Every session has a producer of its own.
             self.retire();
         }
         if self.server.is_away(self.now) {
             return Err(Error::new(Kind::PostgresUnreachable, "the model is away"));
         }
-        if self.pipeline.is_none() && self.broker.lock().unwrap().down {
+        if self.relay.pipeline.is_none() && self.broker.lock().unwrap().down {
             return Err(Error::new(Kind::BusUnreachable, "the model is down"));
         }
-        let why = self.process.sessions.table_instead();
+        let why = self.relay.process.sessions.table_instead();
         if self.server.is_held(self.now) {
-            self.process.sessions.lost_table();
+            self.relay.process.sessions.lost_table();
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
         self.take_turn();
@@ -183,7 +183,7 @@ impl World {
 
     /// What is stored, or counts as stored.
     fn loaded(&self) -> &Stored {
-        let progress = self.process.left.progress.as_ref();
+        let progress = self.relay.process.left.progress.as_ref();
         progress.unwrap_or(&self.stored)
     }
 
@@ -194,28 +194,32 @@ impl World {
     }
 
     fn open_table(&mut self) -> Result<(), Error> {
-        let is_drained = match &mut self.pipeline {
+        let is_drained = match &mut self.relay.pipeline {
             Some(pipeline) => {
                 pipeline.publisher.retry_pending()?;
                 pipeline.publisher.is_drained()
             }
             None => true,
         };
-        let until = *self.process.drains_until.get_or_insert(self.now + DRAIN);
+        let until = *self
+            .relay
+            .process
+            .drains_until
+            .get_or_insert(self.now + DRAIN);
         if !is_drained && self.now < until {
             return Ok(());
         }
-        self.process.drains_until = None;
+        self.relay.process.drains_until = None;
         if !is_drained {
             return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
         }
         self.leave_pipeline();
-        if std::mem::take(&mut self.process.turn.is_past) {
-            self.process.left.forget();
+        if std::mem::take(&mut self.relay.process.turn.is_past) {
+            self.relay.process.left.forget();
         }
         let loaded = self.loaded().clone();
         let mut publisher = self.publisher_at(Position::default());
-        let left = &mut self.process.left;
+        let left = &mut self.relay.process.left;
         publisher.judge.quarantine = left.quarantine.take_over();
         publisher.write_backs = std::mem::take(&mut left.write_backs).behind(Position::default());
         if let Some(parks) = &self.parks {
@@ -231,7 +235,7 @@ impl World {
             reading.knows(of);
         }
         reading.delivered.extend(left.inside.iter().cloned());
-        self.reading = Some(reading);
+        self.relay.reading = Some(reading);
         self.server.own();
         self.opened();
         self.reached.count(Path::TableRead, 1);
@@ -239,33 +243,33 @@ impl World {
     }
 
     fn open_stream(&mut self) -> Result<(), Error> {
-        let is_past = std::mem::take(&mut self.process.turn.is_past);
-        if let Some(pipeline) = &self.pipeline {
+        let is_past = std::mem::take(&mut self.relay.process.turn.is_past);
+        if let Some(pipeline) = &self.relay.pipeline {
             let delivered = pipeline.publisher.ledger.delivered();
             if is_past || !delivered.is_at_or_after(&self.stored.position) {
                 self.reached.count(Path::CameBack, 1);
                 self.replace_producer();
-                self.process.left.forget();
+                self.relay.process.left.forget();
                 return Err(Error::new(Kind::SlotActive, "another relay was at work"));
             }
         }
         // What was read and could not be stored is stored before all else.
-        if let Some(progress) = self.process.left.progress.take() {
+        if let Some(progress) = self.relay.process.left.progress.take() {
             self.stored = progress;
         }
-        if self.pipeline.is_none() {
-            self.pipeline = Some(self.next_pipeline());
+        if self.relay.pipeline.is_none() {
+            self.relay.pipeline = Some(self.next_pipeline());
         }
         self.server.connect();
         self.expect_again();
-        let pipeline = self.pipeline.as_mut().unwrap();
+        let pipeline = self.relay.pipeline.as_mut().unwrap();
         let is_inside = pipeline.publisher.ledger.received().partial.is_some();
         pipeline.reconnected();
         if let Some(parks) = &self.parks {
             pipeline.publisher.begin_look();
             pipeline.publisher.judge.parking.begin(parks.tables.index());
         }
-        self.process.has_streamed = true;
+        self.relay.process.has_streamed = true;
         self.opened();
         self.reached
             .count(Path::ResumedInsideATransaction, u64::from(is_inside));
@@ -273,10 +277,10 @@ impl World {
     }
 
     fn opened(&mut self) {
-        let resumed = self.process.sessions.opened();
+        let resumed = self.relay.process.sessions.opened();
         self.reached
             .count(Path::TriedOften, u64::from(resumed.tries > 3));
-        self.process.open = Some(Open {
+        self.relay.process.open = Some(Open {
             since: self.now,
             stored: self.stored.position,
         });
@@ -284,13 +288,14 @@ impl World {
 
     /// One message of the stream, or one row of the table.
     fn take_in(&mut self) -> Result<(), Error> {
-        if self.reading.is_some() {
+        if self.relay.reading.is_some() {
             return self.read_on();
         }
         let Some(pipeline) = self
+            .relay
             .pipeline
             .as_mut()
-            .filter(|_| self.process.open.is_some())
+            .filter(|_| self.relay.process.open.is_some())
         else {
             return Ok(());
         };
@@ -336,7 +341,7 @@ impl World {
     /// The session, or the attempt to open one, ended with an error.
     pub(super) fn interrupted(&mut self, error: Error) {
         self.end_session(Some(&error));
-        match self.process.sessions.interrupted(error, false) {
+        match self.relay.process.sessions.interrupted(error, false) {
             Ok(next) => self.follow(next),
             Err(error) => self.ended(&error),
         }
@@ -345,7 +350,7 @@ impl World {
     /// The session ended, and nothing failed.
     pub(super) fn session_done(&mut self, how: Ended) {
         self.end_session(None);
-        let next = self.process.sessions.ended(how, false);
+        let next = self.relay.process.sessions.ended(how, false);
         self.follow(next);
     }
 
@@ -354,17 +359,17 @@ impl World {
             Next::Open => return,
             Next::StandBy(_) => {
                 self.reached.count(Path::StoodBy, 1);
-                self.process.pause = Some(Pause::StandsBy);
+                self.relay.process.pause = Some(Pause::StandsBy);
                 return;
             }
             Next::TryAgain(error) => error,
             Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks(_) => panic!("{next:?}"),
         };
-        let quarantine = match &mut self.pipeline {
+        let quarantine = match &mut self.relay.pipeline {
             Some(pipeline) => &mut pipeline.publisher.judge.quarantine,
-            None => &mut self.process.left.quarantine,
+            None => &mut self.relay.process.left.quarantine,
         };
-        let retry = self.process.sessions.failed(
+        let retry = self.relay.process.sessions.failed(
             &error,
             quarantine,
             &self.delivery,
@@ -387,29 +392,32 @@ impl World {
             ProducerAfter::End => self.retire(),
         }
         let until = self.now + retry.wait;
-        self.process.pause = Some(Pause::Waits { until });
+        self.relay.process.pause = Some(Pause::Waits { until });
     }
 
     fn end_session(&mut self, error: Option<&Error>) {
         self.server.disconnect();
         self.end_pass();
-        self.snapshot = None;
+        self.relay.snapshot = None;
         self.end_store();
-        let open = self.process.open.take();
+        let open = self.relay.process.open.take();
         let since = open.as_ref().map_or(self.now, |it| it.since);
         let lasted = self.now - since;
-        if let Some(reading) = self.reading.take() {
-            self.process.sessions.table_ended(lasted, error.is_none());
+        if let Some(reading) = self.relay.reading.take() {
+            self.relay
+                .process
+                .sessions
+                .table_ended(lasted, error.is_none());
             self.end_reading(reading, error);
         } else if let Some(open) = open {
             let has_stored = open.stored != self.stored.position;
-            self.process.sessions.stream_ended(lasted, has_stored);
+            self.relay.process.sessions.stream_ended(lasted, has_stored);
         }
     }
 
     /// A store that nobody waits for any more may have happened.
     pub(super) fn end_store(&mut self) {
-        if let Some(stored) = self.storing.take().filter(|_| self.random.bool()) {
+        if let Some(stored) = self.relay.storing.take().filter(|_| self.random.bool()) {
             self.stored = stored;
             self.broker.lock().unwrap().commit();
         }
@@ -426,7 +434,7 @@ impl World {
         if error.is_some() {
             reading.advance_to_delivered();
         }
-        let left = &mut self.process.left;
+        let left = &mut self.relay.process.left;
         left.quarantine = std::mem::take(&mut reading.publisher.judge.quarantine);
         if !reading.publisher.transaction.is_used() {
             left.write_backs = std::mem::take(&mut reading.publisher.write_backs);
@@ -451,7 +459,7 @@ impl World {
             }
             let mut broker = self.broker.lock().unwrap();
             let acked = broker.ack_one(&mut self.random);
-            broker.told.extend(acked);
+            broker.own.told.extend(acked);
             drop(broker);
             if take_in_told(publisher).is_err() {
                 return;
@@ -482,51 +490,51 @@ impl World {
 
     /// Whether there was one. What it knew is left to the next session.
     pub(super) fn leave_pipeline(&mut self) -> bool {
-        let Some(mut pipeline) = self.pipeline.take() else {
+        let Some(mut pipeline) = self.relay.pipeline.take() else {
             return false;
         };
         self.count_of(&pipeline.publisher);
         let position = pipeline.publisher.ledger.delivered();
-        let left = &mut self.process.left;
+        let left = &mut self.relay.process.left;
         left.delivered = Some(pipeline.delivered_at(position));
         left.begun = pipeline.begun;
         left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
         left.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
-        self.process.turn.is_in_doubt |= pipeline.publisher.judge.before.is_some();
+        self.relay.process.turn.is_in_doubt |= pipeline.publisher.judge.before.is_some();
         true
     }
 
     /// A session's own producer ends. Nothing of it counts but what is committed.
     fn retire(&mut self) {
-        let Some(pipeline) = &self.pipeline else {
+        let Some(pipeline) = &self.relay.pipeline else {
             return;
         };
         let inside = pipeline
             .begun
             .delivered(&pipeline.confirm.stored_position());
         self.replace_producer();
-        self.process.left.delivered = None;
-        self.process.left.inside = inside;
+        self.relay.process.left.delivered = None;
+        self.relay.process.left.inside = inside;
     }
 
     /// The relay is killed with -9.
     pub(super) fn kill(&mut self) {
         self.end_store();
-        if let Some(reading) = self.reading.take() {
+        if let Some(reading) = self.relay.reading.take() {
             self.count_of(&reading.publisher);
             self.reached.count(Path::KilledAtTheTable, 1);
         }
-        if let Some(pipeline) = self.pipeline.take() {
+        if let Some(pipeline) = self.relay.pipeline.take() {
             self.count_of(&pipeline.publisher);
         }
         self.broker
             .lock()
             .unwrap()
             .producer_killed(&mut self.random);
-        self.snapshot = None;
+        self.relay.snapshot = None;
         self.server.disconnect();
         self.end_pass();
-        self.process = Process::of(self.random.u64(..).to_string());
+        self.relay.process = Process::of(self.random.u64(..).to_string());
         if let Some(parks) = &mut self.parks {
             parks.memory = RetryMemory::default();
         }
@@ -552,10 +560,10 @@ impl World {
     /// The pipeline of a producer that begins.
     fn next_pipeline(&mut self) -> Pipeline<Producer> {
         let stored = self.stored.position;
-        let is_inside = stored.partial.is_some() && !self.process.has_streamed;
+        let is_inside = stored.partial.is_some() && !self.relay.process.has_streamed;
         self.reached
             .count(Path::RestartedInsideATransaction, u64::from(is_inside));
-        let left = &mut self.process.left;
+        let left = &mut self.relay.process.left;
         let delivered = left.delivered.take();
         let (start, published) = match delivered.filter(|of| of.position.is_at_or_after(&stored)) {
             Some(of) => (of.position, of.published),
@@ -582,11 +590,11 @@ impl World {
 
     /// Makes the publisher find what a process published and did not store.
     fn expect_again(&mut self) {
-        let is_in_doubt = std::mem::take(&mut self.process.turn.is_in_doubt);
+        let is_in_doubt = std::mem::take(&mut self.relay.process.turn.is_in_doubt);
         if !is_in_doubt || !self.mode.reads_tails {
             return;
         }
-        let publisher = &mut self.pipeline.as_mut().unwrap().publisher;
+        let publisher = &mut self.relay.pipeline.as_mut().unwrap().publisher;
         let outboxes = &publisher.setup.outboxes;
         let stored = self.stored.position;
         let before = DeliveredBefore::new(outboxes, &origin(), stored, self.server.end());

@@ -125,10 +125,10 @@ impl World {
     /// One thing happens to the session at the table.
     pub(super) fn read_on(&mut self) -> Result<(), Error> {
         // It waits for its store.
-        if self.storing.is_some() {
+        if self.relay.storing.is_some() {
             return Ok(());
         }
-        let reading = self.reading.as_mut().unwrap();
+        let reading = self.relay.reading.as_mut().unwrap();
         reading.writes_first &= !reading.publisher.write_backs.is_empty();
         if reading.writes_first {
             return Ok(());
@@ -172,7 +172,7 @@ impl World {
     }
 
     fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {
-        let reading = self.reading.as_mut().unwrap();
+        let reading = self.relay.reading.as_mut().unwrap();
         let outbox = &reading.publisher.setup.outboxes[0];
         let catch_up = reading.stored.catch_up.as_ref().unwrap();
         let known = reading.stored.published.as_ref();
@@ -208,7 +208,7 @@ impl World {
 
     /// A row is taken, or progress is stored, or all is read and published.
     fn scan(&mut self) -> Result<(), Error> {
-        let reading = self.reading.as_mut().unwrap();
+        let reading = self.relay.reading.as_mut().unwrap();
         let publisher = &mut reading.publisher;
         publisher.retry_pending()?;
         let is_drained = publisher.is_drained();
@@ -276,7 +276,7 @@ impl World {
 
     /// A store of progress begins.
     fn save(&mut self) -> Result<(), Error> {
-        let reading = self.reading.as_mut().unwrap();
+        let reading = self.relay.reading.as_mut().unwrap();
         let transaction = &mut reading.publisher.transaction;
         if reading.kept.as_ref() == Some(&reading.stored) && !transaction.is_open() {
             return Ok(());
@@ -285,14 +285,14 @@ impl World {
             let what = "rows of a transaction of the bus are not acked";
             return Err(Error::new(Kind::BusUnreachable, what));
         }
-        self.storing = Some(reading.stored.clone());
+        self.relay.storing = Some(reading.stored.clone());
         Ok(())
     }
 
     /// The store has the progress.
     pub(super) fn saved(&mut self, stored: Stored) {
-        let reading = self.reading.as_mut().unwrap();
-        self.process.left.progress = None;
+        let reading = self.relay.reading.as_mut().unwrap();
+        self.relay.process.left.progress = None;
         reading.publisher.committed();
         reading.kept = Some(stored);
     }

@@ -1,7 +1,7 @@
-//! Two relays of one slot: one acts at each step, and the other one is absent meanwhile.
+//! Relays of one slot, of which one acts at each step.
 //!
-//! The server knows which one has the slot, or the lease on the table. A relay that stands still is
-//! absent until it goes on; its records arrive all the same, and the server ends its session.
+//! The server knows which one has the slot, or the lease on the table. A relay that stands still does
+//! not act until it goes on; its records arrive all the same, and the server ends its session.
 
 use std::time::Duration;
 
@@ -19,21 +19,30 @@ use super::world::{Stored, World, take_in_told};
 /// The silence after which the server ends a session.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// What the relay has that does not act.
-#[derive(Default)]
-pub(super) struct Absent {
+/// A relay: its process, and what the session has that is open.
+pub(super) struct Relay {
+    /// Its number for the server.
+    number: usize,
     pub(super) process: Process,
-    pipeline: Option<Pipeline<Producer>>,
-    reading: Option<Reading>,
-    storing: Option<Stored>,
-    snapshot: Option<Snapshot>,
+    /// What it streams into.
+    pub(super) pipeline: Option<Pipeline<Producer>>,
+    /// What it does at the table.
+    pub(super) reading: Option<Reading>,
+    /// What is being written to the store.
+    pub(super) storing: Option<Stored>,
+    /// A snapshot, while the end of the log is asked for.
+    pub(super) snapshot: Option<Snapshot>,
 }
 
-impl Absent {
-    pub(super) fn of(relay: String) -> Absent {
-        Absent {
-            process: Process::of(relay),
-            ..Absent::default()
+impl Relay {
+    pub(super) fn of(number: usize) -> Relay {
+        Relay {
+            number,
+            process: Process::of(number.to_string()),
+            pipeline: None,
+            reading: None,
+            storing: None,
+            snapshot: None,
         }
     }
 }
@@ -46,30 +55,39 @@ pub(super) struct StandStill {
 }
 
 impl World {
-    /// The other relay acts from here on.
-    pub(super) fn switch(&mut self) {
-        let Some(absent) = &mut self.absent else {
-            return;
-        };
-        std::mem::swap(&mut self.process, &mut absent.process);
-        std::mem::swap(&mut self.pipeline, &mut absent.pipeline);
-        std::mem::swap(&mut self.reading, &mut absent.reading);
-        std::mem::swap(&mut self.storing, &mut absent.storing);
-        std::mem::swap(&mut self.snapshot, &mut absent.snapshot);
-        self.server.switch();
-        self.broker.lock().unwrap().switch();
+    /// Another relay acts from here on.
+    pub(super) fn switch_to(&mut self, other: usize) {
+        std::mem::swap(&mut self.relay, &mut self.others[other]);
+        self.server.acting = self.relay.number;
+        self.broker.lock().unwrap().switch_to(other);
         self.notice_cut();
     }
 
-    /// One of two relays acts, unless it stands still.
+    /// Each relay acts in turn. Those that wait are in a row.
+    pub(super) fn switch(&mut self) {
+        if !self.others.is_empty() {
+            self.switch_to(0);
+            self.others.rotate_left(1);
+            self.broker.lock().unwrap().rotate();
+        }
+    }
+
+    /// One of the relays acts, unless it stands still.
     pub(super) fn choose_relay(&mut self) {
-        if self.absent.is_some() && (self.stands_still() || self.random.bool()) {
-            self.switch();
+        let relays = 1 + self.others.len();
+        let at = self.random.usize(0..relays);
+        let at = if self.stands_still() && relays > 1 {
+            at.max(1)
+        } else {
+            at
+        };
+        if at > 0 {
+            self.switch_to(at - 1);
         }
     }
 
     pub(super) fn stands_still(&self) -> bool {
-        self.process.stand_still.is_some()
+        self.relay.process.stand_still.is_some()
     }
 
     pub(super) fn stand_still(&mut self) {
@@ -81,7 +99,7 @@ impl World {
         // Since its last message.
         let silent = part(SILENCE / 3, &mut self.random);
         self.server.falls_silent(self.now + SILENCE - silent);
-        self.process.stand_still = Some(StandStill {
+        self.relay.process.stand_still = Some(StandStill {
             since: self.now,
             until,
         });
@@ -89,19 +107,19 @@ impl World {
 
     /// The relay stands still, or goes on.
     pub(super) fn stands(&mut self) -> (&'static str, Option<Fault>) {
-        let Some(StandStill { since, until }) = self.process.stand_still else {
+        let Some(StandStill { since, until }) = self.relay.process.stand_still else {
             return ("goes on", None);
         };
         if self.now < until {
             return ("stands still", None);
         }
-        self.process.stand_still = None;
+        self.relay.process.stand_still = None;
         self.server.is_heard();
         if self.now - since <= bearable(SILENCE) {
             self.notice_cut();
             return ("goes on", None);
         }
-        self.process.is_cut = false;
+        self.relay.process.is_cut = false;
         self.end_store();
         let mut broker = self.broker.lock().unwrap();
         let gives_up = !broker.is_empty();
@@ -111,7 +129,7 @@ impl World {
         drop(broker);
         self.interrupted(Error::new(Kind::PostgresUnreachable, "it stood still"));
         if gives_up {
-            self.process.turn.is_in_doubt = true;
+            self.relay.process.turn.is_in_doubt = true;
             self.replace_producer();
         }
         ("stood still", Some(Fault::StoodStill))
@@ -119,8 +137,8 @@ impl World {
 
     /// Both go on, and what is on its way arrives.
     pub(super) fn go_on(&mut self) {
-        for _ in 0..2 {
-            if let Some(stand_still) = &mut self.process.stand_still {
+        for _ in 0..=self.others.len() {
+            if let Some(stand_still) = &mut self.relay.process.stand_still {
                 stand_still.until = self.now;
                 self.stands();
             }
@@ -134,30 +152,31 @@ impl World {
     /// The server ended every session.
     pub(super) fn lose_connections(&mut self) {
         self.lose_connection();
-        if let Some(absent) = &mut self.absent {
-            absent.process.is_cut = absent.process.is_open();
+        for other in &mut self.others {
+            other.process.is_cut = other.process.is_open();
         }
     }
 
     fn notice_cut(&mut self) {
-        if !self.stands_still() && std::mem::take(&mut self.process.is_cut) {
+        if !self.stands_still() && std::mem::take(&mut self.relay.process.is_cut) {
             self.lose_connection();
         }
     }
 
-    /// The bus takes what an absent relay sent.
-    pub(super) fn ack_absent(&mut self) {
-        if self.absent.is_none() {
+    /// The bus takes what another relay sent.
+    pub(super) fn ack_other(&mut self) {
+        if self.others.is_empty() {
             return;
         }
+        let other = self.random.usize(0..self.others.len());
         let mut broker = self.broker.lock().unwrap();
         match self.random.u8(0..4) {
             0 => broker.arrive(),
             1 => {
-                broker.switch();
+                broker.switch_to(other);
                 let acked = broker.ack_one(&mut self.random);
-                broker.told.extend(acked);
-                broker.switch();
+                broker.own.told.extend(acked);
+                broker.switch_to(other);
             }
             _ => {}
         }
@@ -166,22 +185,21 @@ impl World {
     /// The relay that acts has the slot or the lease, and reads what is stored.
     pub(super) fn take_turn(&mut self) {
         let mut broker = self.broker.lock().unwrap();
-        let mut took_over = false;
-        if let Some(absent) = &mut self.absent {
-            // A store under way has happened by now, or never will.
-            if let Some(stored) = absent.storing.take().filter(|_| self.random.bool()) {
+        // A store under way has happened by now, or never will.
+        for (at, other) in self.others.iter_mut().enumerate() {
+            if let Some(stored) = other.storing.take().filter(|_| self.random.bool()) {
                 self.reached.count(Path::StoredLate, 1);
                 self.stored = stored;
-                broker.switch();
+                broker.switch_to(at);
                 broker.commit();
-                broker.switch();
+                broker.switch_to(at);
             }
-            took_over = broker.is_stale;
-            let was_fenced = broker.take_turn();
-            self.reached.count(Path::Fenced, u64::from(was_fenced));
         }
+        let took_over = broker.own.is_stale;
+        let was_fenced = broker.take_turn();
+        self.reached.count(Path::Fenced, u64::from(was_fenced));
         drop(broker);
-        let process = &mut self.process;
+        let process = &mut self.relay.process;
         let last_relay = &mut self.stored.relay;
         if !process.turn.resume(&process.relay, Some(last_relay), true) {
             process.left.forget();
@@ -198,7 +216,7 @@ impl World {
         let has_in_flight = |pipeline: &mut Pipeline<Producer>| {
             take_in_told(&mut pipeline.publisher).is_err() || !pipeline.publisher.is_drained()
         };
-        if self.pipeline.as_mut().is_some_and(has_in_flight) {
+        if self.relay.pipeline.as_mut().is_some_and(has_in_flight) {
             self.reached.count(Path::GaveWay, 1);
             self.replace_producer();
         }

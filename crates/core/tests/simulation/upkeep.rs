@@ -55,7 +55,7 @@ impl World {
         let Some(parks) = &mut self.parks else {
             return false;
         };
-        let publisher = match (&mut self.reading, &mut self.pipeline) {
+        let publisher = match (&mut self.relay.reading, &mut self.relay.pipeline) {
             (Some(reading), _) => &mut reading.publisher,
             (None, Some(pipeline)) => &mut pipeline.publisher,
             (None, None) => return false,
@@ -90,7 +90,7 @@ impl World {
 
     /// A pass of retries begins, or goes on.
     pub(super) fn retry(&mut self, may_fail: bool) {
-        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.pipeline) else {
+        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.relay.pipeline) else {
             return;
         };
         if !self.server.is_connected() {

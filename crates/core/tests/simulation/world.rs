@@ -23,14 +23,12 @@ use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::{Publisher, Setup};
 use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
-use walrelay_core::snapshot::Snapshot;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
 use super::session::{DRAIN, LONGEST, Process};
-use super::table::Reading;
-use super::turns::Absent;
+use super::turns::Relay;
 use super::upkeep::Parks;
 
 /// Steps that are told of a failure.
@@ -51,22 +49,16 @@ pub(super) struct World {
     pub(super) now: Duration,
     pub(super) server: Server,
     pub(super) broker: Shared,
-    /// What the store holds, and what is being written to it.
+    /// What the store holds.
     pub(super) stored: Stored,
-    pub(super) storing: Option<Stored>,
     /// What the store has as published in whole.
     pub(super) published: BTreeSet<Logged>,
-    /// A snapshot, while the end of the log is asked for.
-    pub(super) snapshot: Option<Snapshot>,
-    /// The process of the relay, with its pipeline, or what it does at the table.
-    pub(super) process: Process,
-    pub(super) pipeline: Option<Pipeline<Producer>>,
-    pub(super) reading: Option<Reading>,
+    /// The relay that acts, and the others.
+    pub(super) relay: Relay,
+    pub(super) others: Vec<Relay>,
     pub(super) reached: Reached,
     /// Where rows are marked and events are parked.
     pub(super) parks: Option<Parks>,
-    /// The relay that does not act, where there are two.
-    pub(super) absent: Option<Absent>,
     trace: DefaultHasher,
     last: VecDeque<Told>,
 }
@@ -121,7 +113,8 @@ impl World {
             })),
             catch_up: None,
         };
-        let mut world = World {
+        let broker = broker.shared_by(mode.relays);
+        World {
             random: dice.fork(),
             dice,
             mode: *mode,
@@ -136,28 +129,19 @@ impl World {
             server,
             broker: Arc::new(Mutex::new(broker)),
             stored,
-            storing: None,
             published: BTreeSet::new(),
-            snapshot: None,
-            process: Process::of("0".to_owned()),
-            pipeline: None,
-            reading: None,
+            relay: Relay::of(0),
+            others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
             parks: (mode.on_error == OnError::Park).then(Parks::default),
-            absent: None,
             trace: DefaultHasher::new(),
             last: VecDeque::new(),
-        };
-        if mode.has_stand_by {
-            world.absent = Some(Absent::of("1".to_owned()));
-            world.broker.lock().unwrap().share();
         }
-        world
     }
 
     /// What was reached.
     pub(super) fn reached(&mut self) -> Reached {
-        if let Some(pipeline) = self.pipeline.take() {
+        if let Some(pipeline) = self.relay.pipeline.take() {
             self.count_of(&pipeline.publisher);
         }
         let mut reached = self.reached.clone();
@@ -276,9 +260,9 @@ impl World {
         // Waits are shortened at random.
         fastrand::seed(self.dice.u64(..));
         self.choose_relay();
-        let absent = self.absent.as_ref().map(|it| &it.process);
-        let is_open = self.is_open() || absent.is_some_and(Process::is_open);
-        let takes_acks = self.takes_acks() || absent.is_some_and(Process::takes_acks);
+        let others = || self.others.iter().map(|other| &other.process);
+        let is_open = self.is_open() || others().any(Process::is_open);
+        let takes_acks = self.takes_acks() || others().any(Process::takes_acks);
         let longest = match (is_open, takes_acks) {
             (true, _) => 200,
             // A bus that acks at all does so in time.
@@ -374,7 +358,7 @@ impl World {
                 return ("delivery failure", took(!is_empty, Fault::DeliveryFailure));
             }
             97 if has(Fault::RelayKill) => {
-                let was_there = self.pipeline.is_some() || self.reading.is_some();
+                let was_there = self.relay.pipeline.is_some() || self.relay.reading.is_some();
                 self.kill();
                 return ("kill", took(was_there, Fault::RelayKill));
             }
@@ -400,7 +384,7 @@ impl World {
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
                 && (*fault != Fault::TopicRefused || self.mode.has_topic_refusals())
-                && (*fault != Fault::StoodStill || self.mode.has_stand_by)
+                && (*fault != Fault::StoodStill || self.mode.has_stand_by())
         };
         let chosen = kinds.into_iter().filter(is_possible);
         let chosen = self.random.choice(chosen.collect::<Vec<_>>());
@@ -452,7 +436,7 @@ impl World {
         if !self.is_open() {
             return;
         }
-        if self.reading.is_none() && self.random.bool() {
+        if self.relay.reading.is_none() && self.random.bool() {
             self.session_done(Ended::ServerShutDown);
         } else {
             let error = Error::new(Kind::PostgresUnreachable, "the model cut it");
@@ -497,7 +481,11 @@ impl World {
             self.confirm();
             self.tell("settle");
             self.check_promises();
-            let settled = self.pipeline.as_ref().is_some_and(Pipeline::is_settled);
+            let settled = self
+                .relay
+                .pipeline
+                .as_ref()
+                .is_some_and(Pipeline::is_settled);
             let has_parked = self.parks.as_ref().is_some_and(|it| it.tables.has_parked());
             // P6: an idle relay confirms the end of the log, whoever wrote it.
             let last = self.server.end();
@@ -511,7 +499,8 @@ impl World {
             self.server.log.len(),
             self.server.confirmed,
             self.stored.position,
-            self.pipeline
+            self.relay
+                .pipeline
                 .as_ref()
                 .map(|pipeline| (pipeline.is_settled(), &pipeline.publisher.ledger))
         );
@@ -522,7 +511,7 @@ impl World {
         for _ in 0..self.random.usize(1..4) {
             deliveries.extend(self.broker.lock().unwrap().ack_one(&mut self.random));
         }
-        self.ack_absent();
+        self.ack_other();
         self.deliver(deliveries);
     }
 
@@ -533,7 +522,7 @@ impl World {
 
     /// What the producer is told is taken in by the session, or by the next one.
     fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        self.broker.lock().unwrap().told.extend(deliveries);
+        self.broker.lock().unwrap().own.told.extend(deliveries);
         if !self.takes_acks() {
             return;
         }
@@ -547,8 +536,8 @@ impl World {
 
     /// A store under way ends, or one that is due begins.
     fn store(&mut self) {
-        if self.reading.is_some() {
-            if let Some(stored) = self.storing.take() {
+        if self.relay.reading.is_some() {
+            if let Some(stored) = self.relay.storing.take() {
                 self.stored = stored.clone();
                 self.broker.lock().unwrap().commit();
                 self.reached.count(Path::Snapshot, 1);
@@ -557,10 +546,10 @@ impl World {
             return;
         }
         let is_open = self.is_open();
-        let Some(pipeline) = self.pipeline.as_mut().filter(|_| is_open) else {
+        let Some(pipeline) = self.relay.pipeline.as_mut().filter(|_| is_open) else {
             return;
         };
-        if let Some(stored) = self.storing.take() {
+        if let Some(stored) = self.relay.storing.take() {
             let position = stored.position;
             let pair = |stored: &Stored| stored.published.as_ref().map(|it| it.pair.clone());
             let is_new = pair(&stored) != pair(&self.stored);
@@ -580,23 +569,23 @@ impl World {
             pipeline.publisher.transaction.committing = true;
             let published = pipeline.trail.published(&position).cloned();
             let stored = Stored {
-                relay: self.process.relay.clone(),
+                relay: self.relay.process.relay.clone(),
                 position,
                 published,
                 catch_up: None,
             };
-            self.storing = Some(stored);
+            self.relay.storing = Some(stored);
         }
         // The end of the log is read some time after the snapshot.
-        if let Some(snapshot) = self.snapshot.take() {
+        if let Some(snapshot) = self.relay.snapshot.take() {
             pipeline.trail.took(snapshot, self.server.end());
         } else if pipeline.trail.wants_pair() && self.server.is_connected() {
-            self.snapshot = Some(self.server.snapshot());
+            self.relay.snapshot = Some(self.server.snapshot());
         }
     }
 
     fn confirm(&mut self) {
-        let Some(pipeline) = self.pipeline.as_ref().filter(|_| self.is_open()) else {
+        let Some(pipeline) = self.relay.pipeline.as_ref().filter(|_| self.is_open()) else {
             return;
         };
         let confirmed = pipeline.confirmable();
