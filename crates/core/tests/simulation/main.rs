@@ -304,8 +304,8 @@ const TWO_RELAYS: [Path; 4] = [
 
 #[test]
 fn one_of_two_relays_takes_over_and_nothing_is_lost_or_reordered() {
-    for bus in [Bus::Gapless, Bus::Lanes] {
-        let mode = Mode::new(bus, OnError::Stop).with_relays(2);
+    for (bus, relays) in [(Bus::Gapless, 2), (Bus::Lanes, 2), (Bus::Gapless, 3)] {
+        let mode = Mode::new(bus, OnError::Stop).with_relays(relays);
         let paths = TWO_RELAYS.into_iter().chain([Path::CameLate]);
         let plan = |seed| (mode, Faults::some(seed));
         explore_reaching("two relays", plan, &paths.collect::<Vec<_>>());
@@ -404,6 +404,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
         Fault::StoodStill => mode.has_stand_by(),
+        Fault::SlotLost => mode.meets(&Faults::of(&[fault])).has(fault),
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure
@@ -411,7 +412,6 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         | Fault::BrokerDown
         | Fault::Refusal
         | Fault::SlotActive
-        | Fault::SlotLost
         | Fault::Unroutable => true,
     };
     let is_promised = match promise {

@@ -148,11 +148,12 @@ impl Mode {
         self.relays > 1
     }
 
-    /// Those of `faults` that it has to stand. Not mended: where a relay was killed, and the slot is
-    /// lost next, the table gives delivered events again behind later ones of their aggregate that
-    /// are parked.
+    /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
+    /// took over, and the slot is lost next, the table gives delivered events again behind later
+    /// ones of their aggregate that are parked.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
-        if self.on_error == OnError::Park && faults.has(Fault::RelayKill) {
+        let takes_over = self.has_stand_by() || faults.has(Fault::RelayKill);
+        if self.on_error == OnError::Park && takes_over {
             faults.without(Fault::SlotLost)
         } else {
             faults.clone()
@@ -165,7 +166,7 @@ impl Mode {
     }
 
     /// All that the core has.
-    pub(super) const ALL: [Mode; 18] = [
+    pub(super) const ALL: [Mode; 20] = [
         Mode::new(Bus::Gapless, OnError::Stop),
         Mode::new(Bus::Gapless, OnError::Skip),
         Mode::new(Bus::Gapless, OnError::DeadLetter),
@@ -183,6 +184,8 @@ impl Mode {
             .with_relays(2),
         Mode::new(Bus::Transactional, OnError::Stop).with_relays(2),
         Mode::new(Bus::Lanes, OnError::Stop).with_relays(2),
+        Mode::new(Bus::Gapless, OnError::Park).with_relays(2),
+        Mode::new(Bus::Lanes, OnError::Park).with_relays(2),
         Mode::new(Bus::Gapless, OnError::Stop).with_relays(3),
         Mode::new(Bus::Transactional, OnError::Stop).with_relays(3),
         Mode::new(Bus::Lanes, OnError::Stop).with_relays(3),

@@ -8,7 +8,6 @@ use walrelay_core::ledger::trail::Published;
 use super::broker::Logged;
 use super::plan::{Path, Promise};
 use super::server::{Row, Transaction, row_of};
-use super::upkeep::Parks;
 use super::world::{Stored, World};
 
 impl World {
@@ -57,7 +56,7 @@ impl World {
     pub(super) fn check_promises(&mut self) {
         let mut delivered = self.logged_once();
         let has_keys = self.server.has_keys;
-        if let Some(Parks { tables, .. }) = &self.parks {
+        if let Some(tables) = &self.tables {
             let is_given =
                 |event: &Logged| delivered.contains(event) || tables.dropped.contains(event);
             for event in self.server.log.iter().flat_map(|it| &it.events) {
@@ -82,7 +81,7 @@ impl World {
                     delivered.contains(event),
                     "P1: stored {stored} past {event:?}, which nobody has"
                 );
-                if let Some(Parks { tables, .. }) = &self.parks {
+                if let Some(tables) = &self.tables {
                     let row = row_of(*event, has_keys);
                     let is_written = row.is_none_or(|row| tables.is_marked(&row));
                     assert!(
@@ -164,10 +163,7 @@ impl World {
             .flat_map(|it| it.events.iter().copied())
             .collect();
         let delivered = self.logged_once();
-        let dropped = self
-            .parks
-            .as_ref()
-            .map(|parks| parks.tables.dropped.clone());
+        let dropped = self.tables.as_ref().map(|tables| tables.dropped.clone());
         let mut dropped = dropped.unwrap_or_default();
         dropped.extend(self.given_up());
         let given: BTreeSet<Logged> = delivered.union(&dropped).copied().collect();

@@ -222,9 +222,9 @@ impl World {
         let left = &mut self.relay.process.left;
         publisher.judge.quarantine = left.quarantine.take_over();
         publisher.write_backs = std::mem::take(&mut left.write_backs).behind(Position::default());
-        if let Some(parks) = &self.parks {
+        if let Some(tables) = &self.tables {
             publisher.begin_look();
-            publisher.judge.parking.begin(parks.tables.index());
+            publisher.judge.parking.begin(tables.index());
         }
         let has_slot = !self.server.lacks(&loaded.position);
         let delivered = left.delivered.take();
@@ -265,9 +265,9 @@ impl World {
         let pipeline = self.relay.pipeline.as_mut().unwrap();
         let is_inside = pipeline.publisher.ledger.received().partial.is_some();
         pipeline.reconnected();
-        if let Some(parks) = &self.parks {
+        if let Some(tables) = &self.tables {
             pipeline.publisher.begin_look();
-            pipeline.publisher.judge.parking.begin(parks.tables.index());
+            pipeline.publisher.judge.parking.begin(tables.index());
         }
         self.relay.process.has_streamed = true;
         self.opened();
@@ -535,9 +535,7 @@ impl World {
         self.server.disconnect();
         self.end_pass();
         self.relay.process = Process::of(self.random.u64(..).to_string());
-        if let Some(parks) = &mut self.parks {
-            parks.memory = RetryMemory::default();
-        }
+        self.relay.upkeep.memory = RetryMemory::default();
     }
 
     pub(super) fn count_of(&mut self, publisher: &Publisher<Producer>) {

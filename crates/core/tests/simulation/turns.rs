@@ -14,6 +14,7 @@ use super::broker::Producer;
 use super::plan::{Fault, Path};
 use super::session::Process;
 use super::table::Reading;
+use super::upkeep::Upkeep;
 use super::world::{Stored, World, take_in_told};
 
 /// The silence after which the server ends a session.
@@ -32,6 +33,7 @@ pub(super) struct Relay {
     pub(super) storing: Option<Stored>,
     /// A snapshot, while the end of the log is asked for.
     pub(super) snapshot: Option<Snapshot>,
+    pub(super) upkeep: Upkeep,
 }
 
 impl Relay {
@@ -43,6 +45,7 @@ impl Relay {
             reading: None,
             storing: None,
             snapshot: None,
+            upkeep: Upkeep::default(),
         }
     }
 }
@@ -185,7 +188,7 @@ impl World {
     /// The relay that acts has the slot or the lease, and reads what is stored.
     pub(super) fn take_turn(&mut self) {
         let mut broker = self.broker.lock().unwrap();
-        // A store under way has happened by now, or never will.
+        // What was under way has happened by now, or never will.
         for (at, other) in self.others.iter_mut().enumerate() {
             if let Some(stored) = other.storing.take().filter(|_| self.random.bool()) {
                 self.reached.count(Path::StoredLate, 1);
@@ -193,6 +196,9 @@ impl World {
                 broker.switch_to(at);
                 broker.commit();
                 broker.switch_to(at);
+            }
+            if let Some(tables) = &mut self.tables {
+                other.upkeep.end(tables, &mut broker, &mut self.random);
             }
         }
         let took_over = broker.own.is_stale;

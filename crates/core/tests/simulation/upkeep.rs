@@ -5,15 +5,15 @@ use walrelay_core::parked::Batch;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::sessions::RefusedWrites;
 
+use super::broker::Broker;
 use super::parked::{Pass, Tables};
 use super::plan::{Fault, Path};
 use super::session::LONGEST;
 use super::world::{World, epoch};
 
-/// What Postgres has beside the log, and what the relay does there.
+/// What a relay does with rows and parked events.
 #[derive(Default)]
-pub(super) struct Parks {
-    pub(super) tables: Tables,
+pub(super) struct Upkeep {
     /// A batch that is being written.
     writing: Option<Batch>,
     pass: Option<Pass>,
@@ -22,15 +22,15 @@ pub(super) struct Parks {
 }
 
 impl World {
-    pub(super) fn step_of_parks(&mut self) -> (&'static str, Option<Fault>) {
+    pub(super) fn step_of_upkeep(&mut self) -> (&'static str, Option<Fault>) {
         match self.random.u8(0..24) {
             0 => {
                 self.broker.lock().unwrap().mend_some(&mut self.random);
                 ("causes mended", None)
             }
             1..4 => {
-                let parks = self.parks.as_mut().unwrap();
-                parks.tables.operate(&mut self.random);
+                let tables = self.tables.as_mut().unwrap();
+                tables.operate(&mut self.random);
                 ("asked", None)
             }
             4..10 => {
@@ -52,35 +52,36 @@ impl World {
             return false;
         }
         let (now, batch_max) = (epoch() + self.now, self.random.usize(1..4));
-        let Some(parks) = &mut self.parks else {
+        let Some(tables) = &mut self.tables else {
             return false;
         };
+        let upkeep = &mut self.relay.upkeep;
         let publisher = match (&mut self.relay.reading, &mut self.relay.pipeline) {
             (Some(reading), _) => &mut reading.publisher,
             (None, Some(pipeline)) => &mut pipeline.publisher,
             (None, None) => return false,
         };
         let write_backs = &mut publisher.write_backs;
-        let Some(batch) = parks.writing.take() else {
-            if parks.refused_writes.may_try(now) {
-                parks.writing = write_backs.begin(batch_max);
+        let Some(batch) = upkeep.writing.take() else {
+            if upkeep.refused_writes.may_try(now) {
+                upkeep.writing = write_backs.begin(batch_max);
             }
             return false;
         };
         let outcome = self.random.u8(0..6);
         let outcome = if may_fail { outcome } else { 2 };
         if outcome > 0 {
-            parks.tables.commit(&batch);
+            tables.commit(&batch);
         }
         if outcome > 1 {
             write_backs.finish();
-            parks.refused_writes.succeeded();
+            upkeep.refused_writes.succeeded();
         } else {
             // It was refused, or nobody knows.
             write_backs.abandon();
             let kinds = [Kind::PostgresUnwritable, Kind::PostgresUnreachable];
             let kind = kinds[usize::from(outcome)];
-            let refused = parks.refused_writes.refused(kind, now, self.random.f64());
+            let refused = upkeep.refused_writes.refused(kind, now, self.random.f64());
             assert!(refused.wait <= LONGEST, "P9: {refused:?}");
             let often = u64::from(refused.tries > 2);
             self.reached.count(Path::WritesRefused, often);
@@ -90,20 +91,21 @@ impl World {
 
     /// A pass of retries begins, or goes on.
     pub(super) fn retry(&mut self, may_fail: bool) {
-        let (Some(parks), Some(pipeline)) = (&mut self.parks, &mut self.relay.pipeline) else {
+        let (Some(tables), Some(pipeline)) = (&mut self.tables, &mut self.relay.pipeline) else {
             return;
         };
+        let upkeep = &mut self.relay.upkeep;
         if !self.server.is_connected() {
             return;
         }
         let refused = self.broker.lock().unwrap().untaken();
         let slot = pipeline.publisher.setup.slot.clone();
         let parking = &mut pipeline.publisher.judge.parking;
-        let Some(pass) = &mut parks.pass else {
+        let Some(pass) = &mut upkeep.pass else {
             if parking.is_any() {
                 let stored = pipeline.confirm.stored_position();
-                let (pass, report) = Pass::begin(&mut parks.tables, stored, &mut self.reached);
-                parks.pass = Some(pass);
+                let (pass, report) = Pass::begin(tables, stored, &mut self.reached);
+                upkeep.pass = Some(pass);
                 parking.retried(report, &slot);
             }
             return;
@@ -113,9 +115,9 @@ impl World {
             return;
         }
         let step = pass.step(
-            &mut parks.tables,
+            tables,
             &refused,
-            &mut parks.memory,
+            &mut upkeep.memory,
             &mut self.reached,
             may_fail,
             &mut self.random,
@@ -123,23 +125,34 @@ impl World {
         broker.took(&step.appended);
         parking.retried(step.report, &slot);
         if step.is_over {
-            parks.pass = None;
+            upkeep.pass = None;
         }
     }
 
     /// The session of a pass ends.
     pub(super) fn end_pass(&mut self) {
-        let Some(parks) = &mut self.parks else {
-            return;
-        };
-        let mut broker = self.broker.lock().unwrap();
-        if let Some(pass) = parks.pass.take() {
-            let landed = pass.gone(&broker.untaken(), &mut self.random);
+        if let Some(tables) = &mut self.tables {
+            let mut broker = self.broker.lock().unwrap();
+            self.relay.upkeep.end(tables, &mut broker, &mut self.random);
+        }
+    }
+}
+
+impl Upkeep {
+    /// The session ends. What was under way has happened, or never will.
+    pub(super) fn end(
+        &mut self,
+        tables: &mut Tables,
+        broker: &mut Broker,
+        random: &mut fastrand::Rng,
+    ) {
+        if let Some(pass) = self.pass.take() {
+            let landed = pass.gone(&broker.untaken(), random);
             broker.took(&landed);
         }
-        if let Some(batch) = parks.writing.take().filter(|_| self.random.bool()) {
-            parks.tables.commit(&batch);
+        if let Some(batch) = self.writing.take().filter(|_| random.bool()) {
+            tables.commit(&batch);
         }
-        parks.refused_writes = RefusedWrites::default();
+        self.refused_writes = RefusedWrites::default();
     }
 }

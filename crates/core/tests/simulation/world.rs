@@ -25,11 +25,11 @@ use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
+use super::parked::Tables;
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
 use super::session::{DRAIN, LONGEST, Process};
 use super::turns::Relay;
-use super::upkeep::Parks;
 
 /// Steps that are told of a failure.
 const TOLD: usize = 40;
@@ -58,7 +58,7 @@ pub(super) struct World {
     pub(super) others: Vec<Relay>,
     pub(super) reached: Reached,
     /// Where rows are marked and events are parked.
-    pub(super) parks: Option<Parks>,
+    pub(super) tables: Option<Tables>,
     trace: DefaultHasher,
     last: VecDeque<Told>,
 }
@@ -133,7 +133,7 @@ impl World {
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
-            parks: (mode.on_error == OnError::Park).then(Parks::default),
+            tables: (mode.on_error == OnError::Park).then(Tables::default),
             trace: DefaultHasher::new(),
             last: VecDeque::new(),
         }
@@ -242,7 +242,7 @@ impl World {
                 outbox.route.position_header = Some("position".to_owned());
             }
         }
-        if self.parks.is_some() {
+        if self.tables.is_some() {
             outboxes[0].upkeep.mark = Some("published = true".to_owned());
         }
         Setup {
@@ -309,8 +309,8 @@ impl World {
 
     /// What happened, and the fault that took effect.
     fn one_thing(&mut self) -> (&'static str, Option<Fault>) {
-        if self.parks.is_some() && self.random.u8(0..3) == 0 {
-            return self.step_of_parks();
+        if self.tables.is_some() && self.random.u8(0..3) == 0 {
+            return self.step_of_upkeep();
         }
         let has = |fault| self.faults.has(fault);
         let took = |is_effective: bool, fault| is_effective.then_some(fault);
@@ -466,8 +466,8 @@ impl World {
             } else {
                 SETTLES_BY
             });
-            if let Some(parks) = &mut self.parks {
-                parks.tables.retry_all();
+            if let Some(tables) = &mut self.tables {
+                tables.retry_all();
             }
             self.random = self.dice.fork();
             self.switch();
@@ -486,7 +486,7 @@ impl World {
                 .pipeline
                 .as_ref()
                 .is_some_and(Pipeline::is_settled);
-            let has_parked = self.parks.as_ref().is_some_and(|it| it.tables.has_parked());
+            let has_parked = self.tables.as_ref().is_some_and(Tables::has_parked);
             // P6: an idle relay confirms the end of the log, whoever wrote it.
             let last = self.server.end();
             let is_caught_up = self.server.is_caught_up() && self.server.confirmed >= last;
