@@ -170,7 +170,9 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         let faults = Faults::all().without(Fault::Refusal);
         match seed.is_multiple_of(2) {
             true => faults,
-            false => faults.without(Fault::SlotLost),
+            false => faults
+                .without(Fault::SlotLost)
+                .without(Fault::NoReplication),
         }
     };
     explore_reaching("every fault", |seed| (GAPLESS, faults(seed)), &paths);
@@ -184,6 +186,8 @@ fn what_no_slot_sends_is_read_from_the_table() {
         Path::ReadFinished,
         Path::KilledAtTheTable,
         Path::LeftOut,
+        Path::Polled,
+        Path::HandedOver,
     ];
     let plan = |seed: u64| {
         let bus = match seed % 3 {
@@ -224,6 +228,7 @@ fn lost_connections_and_crashed_servers_cause_no_duplicates() {
 fn committed_together_every_event_is_seen_once_whatever_fails() {
     let faults = Faults::all().without(Fault::Refusal);
     let faults = faults.without(Fault::SlotLost);
+    let faults = faults.without(Fault::NoReplication);
     explore_without_duplicates("exactly once", |_| (TRANSACTIONAL, faults.clone()));
 }
 
@@ -330,6 +335,7 @@ fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
     let mode = TRANSACTIONAL.with_relays(2);
     let faults = Faults::all().without(Fault::Refusal);
     let faults = faults.without(Fault::SlotLost);
+    let faults = faults.without(Fault::NoReplication);
     explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
     let paths = [Path::TookOver, Path::StoredLate, Path::Fenced];
     let plan = |seed| (mode, Faults::some(seed));
@@ -404,7 +410,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
         Fault::StoodStill => mode.has_stand_by(),
-        Fault::SlotLost => mode.meets(&Faults::of(&[fault])).has(fault),
+        Fault::SlotLost | Fault::NoReplication => mode.meets(&Faults::of(&[fault])).has(fault),
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure

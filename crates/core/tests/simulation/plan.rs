@@ -32,10 +32,12 @@ pub(super) enum Fault {
     Unroutable,
     /// A relay stands still, perhaps for so long that the other one takes over.
     StoodStill,
+    /// The relay may not replicate for a while.
+    NoReplication,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 12] = [
+    pub(super) const ALL: [Fault; 13] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -48,6 +50,7 @@ impl Fault {
         Fault::TopicRefused,
         Fault::Unroutable,
         Fault::StoodStill,
+        Fault::NoReplication,
     ];
 }
 
@@ -149,12 +152,14 @@ impl Mode {
     }
 
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
-    /// took over, and the slot is lost next, the table gives delivered events again behind later
+    /// took over, and no slot serves next, the table gives delivered events again behind later
     /// ones of their aggregate that are parked.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
         let takes_over = self.has_stand_by() || faults.has(Fault::RelayKill);
         if self.on_error == OnError::Park && takes_over {
-            faults.without(Fault::SlotLost)
+            faults
+                .without(Fault::SlotLost)
+                .without(Fault::NoReplication)
         } else {
             faults.clone()
         }
@@ -288,6 +293,9 @@ pub(super) enum Path {
     /// A read ended whose slot was lost.
     ReadFinished,
     KilledAtTheTable,
+    /// A table was polled, and a slot took over.
+    Polled,
+    HandedOver,
     /// Rows of an open transaction were delivered, and were not read again.
     LeftOut,
     /// A relay had its turn after the other one.

@@ -72,7 +72,7 @@ impl World {
         for transaction in &self.server.log {
             let owed = self.owed(transaction);
             let is_inside = transaction.end_lsn > self.stored.position.end_lsn;
-            if !is_inside || self.stored.catch_up.is_some() {
+            if !is_inside || self.stored.is_of_table() {
                 published.extend(&owed);
             }
             for event in &owed {
@@ -111,13 +111,14 @@ impl World {
         let xid = transaction.xid;
         let is_known = |published: &Published| published.has(Some(xid));
         let is_published = published.as_ref().is_some_and(is_known);
-        if let Some(catch_up) = catch_up {
-            let until = catch_up.until.as_ref();
+        if self.stored.is_of_table() {
+            let begun = catch_up.as_ref();
+            let until = begun.and_then(|begun| begun.until.as_ref());
+            let after = begun.and_then(|begun| begun.after.as_ref());
             let is_read = |event: &Logged| {
                 let is_seen = until.is_some_and(|until| until.sees(xid));
                 let row = Row { event: *event, xid };
-                let is_behind = |after| !row.is_after(after);
-                is_seen && catch_up.after.as_ref().is_some_and(is_behind)
+                is_seen && after.is_some_and(|after| !row.is_after(after))
             };
             return events.filter(|it| is_published || is_read(it)).collect();
         }

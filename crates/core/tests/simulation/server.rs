@@ -59,6 +59,8 @@ pub(super) struct Server {
     /// Until when it takes no connections, and until when another session has the slot.
     away_until: Duration,
     held_until: Duration,
+    /// Until when the relays may not replicate.
+    forbidden_until: Duration,
     connection: Option<Connection>,
     /// The relay that acts, and the one that has the slot or the lease.
     pub(super) acting: usize,
@@ -99,6 +101,7 @@ impl Server {
             confirmed_on_disk: start,
             away_until: Duration::ZERO,
             held_until: Duration::ZERO,
+            forbidden_until: Duration::ZERO,
             connection: None,
             acting: 0,
             owner: None,
@@ -204,10 +207,20 @@ impl Server {
         now < self.held_until || self.is_taken()
     }
 
-    /// It takes connections, and nobody else has the slot.
+    /// It takes connections, nobody else has the slot, and relays may replicate.
     pub(super) fn mend(&mut self) {
         self.away_until = Duration::ZERO;
         self.held_until = Duration::ZERO;
+        self.forbidden_until = Duration::ZERO;
+    }
+
+    /// The relays lose the right to replicate. A stream goes on.
+    pub(super) fn forbid(&mut self, until: Duration) {
+        self.forbidden_until = until;
+    }
+
+    pub(super) fn forbids(&self, now: Duration) -> bool {
+        now < self.forbidden_until
     }
 
     /// The slot is dropped, and perhaps somebody makes another.

@@ -175,7 +175,7 @@ impl World {
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
         self.take_turn();
-        if why.is_some() || self.lacks_rows() {
+        if why.is_some() || self.lacks_rows() || self.polls() {
             return self.open_table();
         }
         self.open_stream()
@@ -191,6 +191,11 @@ impl World {
     fn lacks_rows(&self) -> bool {
         let loaded = self.loaded();
         loaded.catch_up.is_some() || self.server.lacks(&loaded.position)
+    }
+
+    /// Whether no slot can be made or streamed.
+    fn polls(&self) -> bool {
+        self.server.forbids(self.now)
     }
 
     fn open_table(&mut self) -> Result<(), Error> {
@@ -217,7 +222,9 @@ impl World {
         if std::mem::take(&mut self.relay.process.turn.is_past) {
             self.relay.process.left.forget();
         }
+        let polls = self.polls();
         let loaded = self.loaded().clone();
+        let has_slot = !self.server.lacks(&loaded.position);
         let mut publisher = self.publisher_at(Position::default());
         let left = &mut self.relay.process.left;
         publisher.judge.quarantine = left.quarantine.take_over();
@@ -226,10 +233,13 @@ impl World {
             publisher.begin_look();
             publisher.judge.parking.begin(tables.index());
         }
-        let has_slot = !self.server.lacks(&loaded.position);
         let delivered = left.delivered.take();
         let delivered = delivered.filter(|of| of.position.is_at_or_after(&loaded.position));
-        let mut reading = Reading::new(publisher, loaded, has_slot);
+        let mut reading = if polls {
+            Reading::polling(publisher, loaded)
+        } else {
+            Reading::new(publisher, loaded, has_slot)
+        };
         if let Some(of) = delivered {
             left.inside.clone_from(&of.inside);
             reading.knows(of);

@@ -48,6 +48,8 @@ enum Stage {
     Intend,
     MakeSlot,
     CatchUp,
+    /// No slot can be made: all new rows are read, and so on.
+    Poll,
     Done,
 }
 
@@ -62,6 +64,14 @@ struct Scan {
 }
 
 impl Reading {
+    /// Polls from `loaded` on: no slot may go on from there.
+    pub(super) fn polling(publisher: Publisher<Producer>, loaded: Stored) -> Reading {
+        let mut reading = Reading::new(publisher, loaded, false);
+        reading.stage = Stage::Poll;
+        reading.stored.position = Position::default();
+        reading
+    }
+
     /// Goes on from `loaded`. `has_slot`: the slot that it was made for is there.
     pub(super) fn new(publisher: Publisher<Producer>, loaded: Stored, has_slot: bool) -> Reading {
         let begun = loaded.catch_up.as_ref();
@@ -89,7 +99,9 @@ impl Reading {
         let Some(published) = of.published else {
             return;
         };
-        self.stored.position = of.position;
+        if self.stage != Stage::Poll {
+            self.stored.position = of.position;
+        }
         self.published = Some(published.clone());
         if self.stored.catch_up.is_none() {
             self.stored.published = Some(published);
@@ -166,8 +178,37 @@ impl World {
                 let lsn = reading.stored.position.end_lsn;
                 self.begin_scan(until.unwrap(), lsn);
             }
+            Stage::Poll => return self.poll(),
             Stage::Done => self.session_done(Ended::Again),
         }
+        Ok(())
+    }
+
+    /// A poll begins, unless a slot can take over.
+    fn poll(&mut self) -> Result<(), Error> {
+        let reading = self.relay.reading.as_mut().unwrap();
+        let has_polled = reading.stored.catch_up.is_none() && reading.kept.is_some();
+        if has_polled && !self.server.forbids(self.now) && self.random.bool() {
+            self.reached.count(Path::HandedOver, 1);
+            self.session_done(Ended::Again);
+            return Ok(());
+        }
+        let begun = reading.stored.catch_up.take();
+        let rows = begun
+            .as_ref()
+            .map_or(Rows::Unpublished, |it| it.rows.clone());
+        let until = begun.as_ref().and_then(|it| it.until.clone());
+        let until = until.unwrap_or_else(|| self.server.snapshot());
+        let catch_up = begun.filter(|it| it.until.is_some());
+        let catch_up = catch_up.unwrap_or_else(|| CatchUp::new(rows, Some(until.clone())));
+        reading.stored.catch_up = Some(catch_up);
+        if reading.kept.is_none() {
+            // Rows that are left out now stay left out.
+            return self.save();
+        }
+        self.reached.count(Path::Polled, 1);
+        let lsn = self.server.end();
+        self.begin_scan(until, lsn);
         Ok(())
     }
 
@@ -232,7 +273,11 @@ impl World {
                 reading.stage = Stage::Intend;
                 return Ok(());
             }
-            reading.stage = Stage::Done;
+            if reading.stage == Stage::Poll {
+                reading.delivered.clear();
+            } else {
+                reading.stage = Stage::Done;
+            }
             return self.save();
         }
         if is_due && is_drained && !scan.rows.is_empty() {

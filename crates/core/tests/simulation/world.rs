@@ -73,6 +73,13 @@ pub(super) struct Stored {
     pub(super) catch_up: Option<CatchUp>,
 }
 
+impl Stored {
+    /// Whether rows of the table count, and no place in the log does.
+    pub(super) fn is_of_table(&self) -> bool {
+        self.catch_up.is_some() || self.position == Position::default()
+    }
+}
+
 /// A step, for people.
 #[derive(Debug, Clone, Copy)]
 struct Told {
@@ -90,7 +97,8 @@ impl World {
             seed, mode, faults, ..
         } = plan;
         // Messages are in no table.
-        let server = Server::new(!faults.has(Fault::SlotLost));
+        let reads_table = faults.has(Fault::SlotLost) || faults.has(Fault::NoReplication);
+        let server = Server::new(!reads_table);
         let mut dice = fastrand::Rng::with_seed(*seed);
         let broker = match mode.bus {
             Bus::Gapless => Broker::default(),
@@ -220,7 +228,7 @@ impl World {
     /// Whether no event may be seen twice. A killed relay does not know which rows of an open
     /// transaction it committed, should the slot be lost.
     pub(super) fn is_exact(&self) -> bool {
-        self.is_transactional() && !self.faults.has(Fault::SlotLost)
+        self.is_transactional() && !self.server.has_keys
     }
 
     pub(super) fn setup(&self) -> Setup {
@@ -380,6 +388,7 @@ impl World {
             Fault::SlotActive,
             Fault::SlotLost,
             Fault::StoodStill,
+            Fault::NoReplication,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -403,6 +412,11 @@ impl World {
                 self.server.hold(self.now + held);
                 self.lose_connections();
                 ("slot held", chosen)
+            }
+            Some(Fault::NoReplication) => {
+                let forbidden = Duration::from_millis(self.random.u64(0..10_000));
+                self.server.forbid(self.now + forbidden);
+                ("may not replicate", chosen)
             }
             Some(Fault::SlotLost) => {
                 let is_made_again = self.random.bool();
