@@ -11,12 +11,11 @@ use crate::relay::store::Known;
 use crate::sink::record_cost_bytes;
 use crate::sink::{AnySink, BusSink as _, SinkHandle};
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::event::RowId;
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Position;
 use walrelay_core::publisher::Setup;
-use walrelay_core::publisher::pipeline::{OpenTransaction, Pipeline};
+use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::quarantine::Quarantine;
 
 pub(super) struct RelayProducer {
@@ -25,10 +24,6 @@ pub(super) struct RelayProducer {
     pub(super) watchdog: StallWatchdog,
     /// Knowledge of rejected events, while no pipeline runs.
     pub(super) quarantine: Quarantine,
-    /// Rows of the transaction that the position is inside of, until the table was read.
-    pub(super) inside: Vec<RowId>,
-    /// The transaction the last session was inside of.
-    begun: OpenTransaction,
     /// The instant that times inside the pipeline are since.
     pub(super) epoch: Instant,
     /// Write-backs that were due, while no pipeline runs.
@@ -48,8 +43,6 @@ impl RelayProducer {
             state: State::Absent,
             watchdog,
             quarantine: Quarantine::default(),
-            inside: Vec::new(),
-            begun: OpenTransaction::default(),
             epoch: Instant::now(),
             known,
         }
@@ -113,7 +106,7 @@ impl RelayProducer {
             let counts = !pipeline.publisher.transaction.is_used();
             let position = pipeline.publisher.ledger.delivered();
             left.delivered = counts.then(|| pipeline.delivered_at(position));
-            self.begun = std::mem::take(&mut pipeline.begun);
+            left.begun = std::mem::take(&mut pipeline.begun);
         }
         before
     }
@@ -150,22 +143,19 @@ impl RelayProducer {
         let mut left = self.known.left.lock();
         let is_past = std::mem::take(&mut left.turn.is_past);
         if is_past {
-            self.inside.clear();
-            self.begun = OpenTransaction::default();
+            left.forget();
         }
-        let counts = |delivered: Position| !is_past && delivered.is_at_or_after(&stored);
         let sink = match before {
             State::Running(mut pipeline) => {
-                if !counts(pipeline.publisher.ledger.delivered()) {
-                    left.forget();
+                if is_past {
                     if !pipeline.publisher.is_drained() {
                         tell_dropped();
                     }
-                    let what = "another relay served the slot in between, or another server or \
-                                timeline answers; starting after the stored position";
+                    let what = "another relay was at work in between, or another server answers; \
+                                starting after the stored position";
                     return Err(Error::new(Kind::SlotActive, what));
                 }
-                pipeline.begun = std::mem::take(&mut self.begun);
+                pipeline.begun = std::mem::take(&mut left.begun);
                 pipeline.publisher.judge.quarantine = std::mem::take(&mut self.quarantine);
                 pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
                 return Ok(pipeline);
@@ -173,7 +163,8 @@ impl RelayProducer {
             State::New(sink) => sink,
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
-        let (start, published) = match left.delivered.take().filter(|of| counts(of.position)) {
+        let delivered = left.delivered.take();
+        let (start, published) = match delivered.filter(|of| of.position.is_at_or_after(&stored)) {
             Some(of) => (of.position, of.published),
             None => (stored, published),
         };
@@ -182,7 +173,7 @@ impl RelayProducer {
             Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.judge.quarantine = self.quarantine.take_over();
         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
-        pipeline.begun = std::mem::take(&mut self.begun);
+        pipeline.begun = std::mem::take(&mut left.begun);
         Ok(Box::new(pipeline))
     }
 
@@ -203,10 +194,9 @@ impl RelayProducer {
     /// Ends a producer that commits positions with its events: nothing of it counts but what is
     /// committed.
     pub(super) async fn end_uncommitted(&mut self) {
-        if let State::Running(pipeline) = &mut self.state {
-            self.inside = pipeline
-                .begun
-                .delivered(&pipeline.confirm.stored_position());
+        if let Some(pipeline) = self.running() {
+            let stored = pipeline.confirm.stored_position();
+            self.known.left.lock().inside = pipeline.begun.delivered(&stored);
         }
         self.end().await;
     }
@@ -233,8 +223,6 @@ impl RelayProducer {
         let delivered = left.delivered.take().filter(|_| is_written);
         left.forget();
         left.delivered = completed.or(delivered);
-        self.inside = Vec::new();
-        self.begun = OpenTransaction::default();
         self.quarantine = Quarantine::default();
     }
 

@@ -1,6 +1,5 @@
 //! The store of the position, and the part of it that other tasks read.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,19 +12,20 @@ use crate::sink::SinkHandle;
 use crate::source::control::Control;
 use crate::state::{Store, Stored};
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::RowId;
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::parked_index::RetryMemory;
-use walrelay_core::publisher::pipeline::Delivered;
+use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction};
 use walrelay_core::publisher::write_back::WriteBacks;
 use walrelay_core::turn::Turn;
 
 /// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Knowledge {
-    /// The id of this process, at random.
-    relay: String,
+    /// The id of this process, which no other one has.
+    pub(super) relay: String,
     /// The stored position of a relay that has the slot or the lease; none while it has neither.
     pub(super) stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
@@ -33,20 +33,15 @@ pub(super) struct Knowledge {
     pub(super) left: Mutex<Left>,
 }
 
-impl Default for Knowledge {
-    fn default() -> Self {
-        // Other keys in each process.
-        let relay = RandomState::new().hash_one(std::process::id());
-        Knowledge {
-            relay: format!("{relay:016x}"),
-            stored: watch::Sender::default(),
-            tried: Mutex::default(),
-            left: Mutex::default(),
+impl Knowledge {
+    /// A record of this process.
+    fn own(&self, stored: &Stored) -> Stored {
+        Stored {
+            relay: self.relay.clone(),
+            ..stored.clone()
         }
     }
-}
 
-impl Knowledge {
     /// A session on `server` has `loaded` this. Gives what to store before anything is published,
     /// where another relay was at work. Nothing is left then.
     fn resume(&self, loaded: Option<&Stored>, server: &ServerIdentity) -> Option<Stored> {
@@ -57,7 +52,8 @@ impl Knowledge {
             return None;
         }
         left.forget();
-        loaded.filter(|of| of.relay != self.relay).cloned()
+        let of_other = loaded.filter(|of| of.relay != self.relay);
+        of_other.map(|of| self.own(of))
     }
 }
 
@@ -69,6 +65,10 @@ pub(super) struct Left {
     pub(super) write_backs: WriteBacks,
     /// What that producer had delivered of what the slot sent.
     pub(super) delivered: Option<Delivered>,
+    /// Delivered rows of the transaction that the position is inside of, until the table was read.
+    pub(super) inside: Vec<RowId>,
+    /// The transaction the last session was inside of.
+    pub(super) begun: OpenTransaction,
     /// How far the table was read and published, where that is not stored.
     pub(super) progress: Option<Stored>,
     pub(super) found: PublishedVersions,
@@ -111,11 +111,7 @@ pub(super) struct AnyStore {
 impl AnyStore {
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let began = Instant::now();
-        let relay = self.known.relay.clone();
-        let stored = Stored {
-            relay,
-            ..stored.clone()
-        };
+        let stored = self.known.own(stored);
         self.store.store(&stored).await?;
         self.known.left.lock().progress = None;
         self.took = began.elapsed();
@@ -164,10 +160,9 @@ pub(super) async fn read_position(
     let read = || async move {
         let mut store = Store::open(config, sink, control).await?;
         let mut loaded = store.load().await?;
-        if let Some(of_other) = known.resume(loaded.as_ref(), server) {
-            let relay = known.relay.clone();
-            let own = loaded.insert(Stored { relay, ..of_other });
-            store.store(own).await?;
+        if let Some(own) = known.resume(loaded.as_ref(), server) {
+            store.store(&own).await?;
+            loaded = Some(own);
         }
         let loaded = known.left.lock().progress.clone().or(loaded);
         Ok((
@@ -213,6 +208,13 @@ mod tests {
         }
     }
 
+    fn process() -> Knowledge {
+        Knowledge {
+            relay: "a".to_owned(),
+            ..Knowledge::default()
+        }
+    }
+
     /// What `known` stores at `lsn`.
     fn stored_by(known: &Knowledge, lsn: u64) -> Stored {
         Stored {
@@ -231,7 +233,7 @@ mod tests {
     #[test]
     fn a_session_of_requested_rows_that_fails_leaves_no_progress_to_the_stream() {
         for (gives_way, expected) in [(false, 3), (true, 1)] {
-            let known = Knowledge::default();
+            let known = process();
             let read = stored_by(&known, 3);
             let found = PublishedVersions::default();
             known.left.lock().table_failed(&read, found, gives_way);
@@ -261,7 +263,7 @@ mod tests {
             (false, &here, false),
             (true, &there, false),
         ] {
-            let known = Knowledge::default();
+            let known = process();
             let own = stored_by(&known, 1);
             let mut found = PublishedVersions::default();
             assert!(
@@ -280,7 +282,7 @@ mod tests {
 
     /// A process that read on to 3, and stored less.
     fn with_progress() -> Knowledge {
-        let known = Knowledge::default();
+        let known = process();
         let mut left = known.left.lock();
         left.progress = Some(stored_by(&known, 3));
         left.delivered = Some(Delivered {
@@ -301,7 +303,7 @@ mod tests {
         assert_eq!(counting(&known, &own, &here), Position::at(Lsn::new(3)));
         assert!(!known.left.lock().turn.is_past);
         // Another one that took over where this one was, and stored nothing else.
-        let of_other = stored_by(&Knowledge::default(), 1);
+        let of_other = stored(1, 1);
         for (is_own, server) in [(false, &here), (true, &there)] {
             let known = with_progress();
             let loaded = if is_own {
@@ -319,9 +321,10 @@ mod tests {
     #[test]
     fn a_process_that_takes_over_stores_that_once() {
         let here = stored(1, 0).server;
-        let known = Knowledge::default();
+        let known = process();
         assert_eq!(known.resume(None, &here), None);
-        assert_eq!(known.resume(Some(&stored(1, 1)), &here), Some(stored(1, 1)));
+        let own = stored_by(&known, 1);
+        assert_eq!(known.resume(Some(&stored(1, 1)), &here), Some(own));
         assert_eq!(known.resume(Some(&stored_by(&known, 1)), &here), None);
     }
 }

@@ -2,6 +2,7 @@
 //! and the end.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::relay::session::{Lease, Opened, Session};
 use crate::relay::shared_loop::{Process, report_counts};
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::store::Known;
+use crate::relay::store::{Knowledge, Known};
 use crate::relay::{drain, producer, replication, table};
 use crate::sink::{AnySink, BusSink as _};
 use crate::source::lease::{Holder, holder};
@@ -60,7 +61,12 @@ pub(super) struct Relay {
 
 impl Relay {
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
-        let known = Known::default();
+        // The keys of the standard library's maps are other ones in each process.
+        let relay = RandomState::new().hash_one(std::process::id());
+        let known = Arc::new(Knowledge {
+            relay: format!("{relay:016x}"),
+            ..Knowledge::default()
+        });
         Ok(Relay {
             sessions: Sessions::default(),
             in_vain: 0,
@@ -230,11 +236,10 @@ impl Relay {
         pipeline
             .publisher
             .set_origin(&server.system_identifier, server.timeline);
-        let table_oids = &mut session.table_oids;
-        let base_types = &mut session.base_types;
-        pipeline
-            .assembler
-            .set_catalog(std::mem::take(table_oids), std::mem::take(base_types));
+        pipeline.assembler.set_catalog(
+            std::mem::take(&mut session.table_oids),
+            std::mem::take(&mut session.base_types),
+        );
         pipeline.publisher.begin_look();
         pipeline
             .publisher
@@ -398,7 +403,6 @@ impl Relay {
     fn tell_delivered(&mut self, lease: &mut Lease, why: &TableReason) {
         let left = &mut self.known.left.lock();
         if std::mem::take(&mut left.turn.is_past) {
-            self.producer.inside.clear();
             return left.forget();
         }
         let delivered = match why {
@@ -409,7 +413,7 @@ impl Relay {
         if let Some(of) = delivered
             && of.position.is_at_or_after(&lease.stored.position)
         {
-            self.producer.inside.clone_from(&of.inside);
+            left.inside.clone_from(&of.inside);
             lease.knows(of);
         }
     }
@@ -433,7 +437,7 @@ impl Relay {
         let delivered = if matches!(why, TableReason::Asked(_)) {
             Vec::new()
         } else {
-            self.producer.inside.clone()
+            self.known.left.lock().inside.clone()
         };
         self.producer.watchdog.guard(sink.handle());
         let process = Process {
@@ -459,7 +463,7 @@ impl Relay {
             self.config.state.adopt_slot = false;
         }
         if ended.is_ok() {
-            self.producer.inside.clear();
+            self.known.left.lock().inside.clear();
         }
         self.sessions.table_ended(began.elapsed(), ended.is_ok());
         self.told = ended.is_ok();

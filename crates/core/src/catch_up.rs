@@ -226,20 +226,19 @@ impl Read {
             ..Published::at(pair)
         };
         if let Some(before) = before {
-            let until = &published.pair.snapshot;
             match self.savepoints {
-                None => published.before = before.before(until),
+                None => published.before = before.before(&published.pair.snapshot),
                 Some(savepoints) => {
                     published.copies = Some(before.copies().clone());
                     published.before = before.before;
                     published.savepoints = savepoints;
                 }
             }
-            // Transactions that were known to be published and that `until` does not see yet are
-            // so still.
+            // Published transactions that `until` does not see yet are so still.
             published.also = before.also;
-            published.also.retain(|xid| !until.sees(*xid));
             published.also_end = before.also_end;
+            published.forgotten = before.forgotten;
+            published.trim();
         }
         published
     }

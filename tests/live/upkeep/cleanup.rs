@@ -536,20 +536,10 @@ fn a_row_inserted_during_a_drop_keeps_its_partition() {
     let toml = "[route]\ntopic = \"a\"\nkey = \"{id}\"\n[outbox]\ntable = \"outbox\"\n";
     let outbox = outboxes(toml).remove(0);
     let runtime = runtime();
-    let published = Published {
-        pair: Pair {
-            snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(),
-            lsn: Lsn::new(1),
-        },
-        also: Vec::new(),
-        also_end: None,
-        copies: None,
-        before: None,
-        savepoints: Vec::new(),
-        floor: None,
-        flushed: None,
-        earlier: Vec::new(),
-    };
+    let published = Published::at(Pair {
+        snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(),
+        lsn: Lsn::new(1),
+    });
     let (client, connection) = runtime
         .block_on(tokio_postgres::connect(
             &world.database_url,

@@ -14,7 +14,6 @@ use crate::position::{Lsn, Position};
 use crate::snapshot::Snapshot;
 
 /// Transactions kept beside a pair: some seconds of a busy outbox, and a record of at most 20 kB.
-/// Older transactions are published again after the slot is lost; none is left out.
 pub const TRANSACTIONS_MAX: usize = 2_000;
 /// Older pairs, kept for a failover that moves the end of the WAL to before the newest pair.
 const EARLIER_MAX: usize = 5;
@@ -45,6 +44,10 @@ pub struct Published {
     /// No commit record of `also` ends behind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub also_end: Option<Lsn>,
+    /// Delivered transactions up to this one may be missing in `also`, which is empty until the
+    /// snapshot sees them: what is published again is what was delivered last (P2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forgotten: Option<u64>,
     /// The snapshot of the last scan that also compared `xmin`, if that is older: it decides for
     /// copied rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,6 +92,7 @@ impl Published {
             pair,
             also: Vec::new(),
             also_end: None,
+            forgotten: None,
             copies: None,
             before: None,
             savepoints: Vec::new(),
@@ -101,28 +105,42 @@ impl Published {
     /// The published rows after a promotion at `switch_lsn`. Later transactions are lost, and their
     /// ids used again.
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
-        let mut pairs = std::iter::once(&self.pair)
-            .chain(&self.earlier)
-            .filter(|pair| pair.lsn <= switch_lsn);
-        let pair = pairs.next()?.clone();
-        let is_newest = pair == self.pair;
-        let earlier = pairs.cloned().collect();
-        let mut published = Published {
-            floor: self.floor.clone(),
-            earlier,
-            ..Published::at(pair)
-        };
-        // Those of an earlier pair are not kept.
-        if is_newest {
-            published.copies.clone_from(&self.copies);
-            published.before.clone_from(&self.before);
-            published.savepoints.clone_from(&self.savepoints);
-            if self.also_end.is_some_and(|end| end <= switch_lsn) {
-                published.also.clone_from(&self.also);
-                published.also_end = self.also_end;
+        let forgotten = self.forgotten.max(self.also.last().copied());
+        if self.pair.lsn <= switch_lsn {
+            let mut published = Published {
+                flushed: None,
+                ..self.clone()
+            };
+            if self.also_end.is_some_and(|end| end > switch_lsn) {
+                published.forgotten = forgotten;
+                published.trim();
             }
+            return Some(published);
         }
-        Some(published)
+        let earlier = self.earlier.iter().cloned();
+        let mut earlier = earlier.skip_while(|pair| pair.lsn > switch_lsn);
+        let pair = earlier.next()?;
+        Some(Published {
+            floor: self.floor.clone(),
+            forgotten: forgotten.max(Some(self.pair.snapshot.xmax())),
+            earlier: earlier.collect(),
+            ..Published::at(pair)
+        })
+    }
+
+    /// Leaves in `also` what the snapshot does not see; nothing, where transactions are missing.
+    pub fn trim(&mut self) {
+        let snapshot = &self.pair.snapshot;
+        self.also.retain(|xid| !snapshot.sees(*xid));
+        self.also.sort_unstable();
+        self.also.dedup();
+        if self.also.len() > TRANSACTIONS_MAX {
+            self.forgotten = self.forgotten.max(self.also.last().copied());
+        }
+        self.forgotten.take_if(|xid| *xid < snapshot.xmin());
+        if self.forgotten.is_some() {
+            self.also.clear();
+        }
     }
 
     /// Whether the transaction of a row's column is published.
@@ -196,7 +214,16 @@ impl Trail {
             return;
         };
         if self.transactions.len() >= TRANSACTIONS_MAX {
-            self.transactions.pop_front();
+            // No pair came in time. None of them is remembered, until one sees them.
+            let forgotten = self.transactions.drain(..);
+            if let Some(published) = &mut self.published {
+                let snapshot = &published.pair.snapshot;
+                let newest = forgotten.map(|(xid, _)| snapshot.widen(xid)).max();
+                published.forgotten = published.forgotten.max(newest);
+            } else {
+                // One that is taken now does.
+                self.next = None;
+            }
         }
         self.transactions.push_back((xid, end_lsn));
     }
@@ -207,57 +234,39 @@ impl Trail {
             self.advance(pair);
         }
         let published = self.published.as_mut()?;
-        let seen = |xid: u32| published.pair.snapshot.widen(xid);
-        let delivered = self
-            .transactions
-            .iter()
-            .filter(|(_, end_lsn)| *end_lsn <= position.end_lsn);
-        let ends = delivered.clone().map(|(_, end_lsn)| *end_lsn);
-        published.also_end = ends.chain(published.also_end).max();
-        let mut also: Vec<u64> = delivered.map(|(xid, _)| seen(*xid)).collect();
-        also.extend(published.also.iter().copied());
-        also.retain(|xid| !published.pair.snapshot.sees(*xid));
-        also.sort_unstable();
-        also.dedup();
-        also.drain(..also.len().saturating_sub(TRANSACTIONS_MAX));
-        published.also = also;
+        for (xid, end_lsn) in &self.transactions {
+            if *end_lsn <= position.end_lsn {
+                published.also.push(published.pair.snapshot.widen(*xid));
+                published.also_end = published.also_end.max(Some(*end_lsn));
+            }
+        }
+        published.trim();
         Some(published)
     }
 
     fn advance(&mut self, pair: Pair) {
-        let mut earlier = Vec::new();
-        let mut also = Vec::new();
-        let mut also_end = None;
-        let mut older = None;
-        // Without earlier knowledge, rows older than this snapshot may be unpublished.
-        let mut floor = Some(pair.snapshot.clone());
-        if let Some(before) = self.published.take() {
-            older = before.before(&pair.snapshot);
-            let is_far = before
-                .earlier
-                .first()
-                .is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES);
-            earlier = before.earlier;
-            if is_far {
-                earlier.insert(0, before.pair);
-                earlier.truncate(EARLIER_MAX);
-            }
-            also = before.also;
-            also_end = before.also_end;
-            floor = before.floor;
-        }
         // The snapshot does not see these: a transaction can end between the snapshot and the read
         // of the end of the WAL.
         self.transactions
             .retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
-        self.published = Some(Published {
-            also,
-            also_end,
-            before: older,
-            floor,
-            earlier,
-            ..Published::at(pair)
-        });
+        let mut published = Published::at(pair);
+        if let Some(before) = self.published.take() {
+            published.before = before.before(&published.pair.snapshot);
+            published.also = before.also;
+            published.also_end = before.also_end;
+            published.forgotten = before.forgotten;
+            published.floor = before.floor;
+            published.earlier = before.earlier;
+            let last = published.earlier.first();
+            if last.is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES) {
+                published.earlier.insert(0, before.pair);
+                published.earlier.truncate(EARLIER_MAX);
+            }
+        } else {
+            // Rows older than this snapshot may be unpublished.
+            published.floor = Some(published.pair.snapshot.clone());
+        }
+        self.published = Some(published);
     }
 }
 
@@ -337,25 +346,89 @@ mod tests {
         );
     }
 
-    #[test]
-    fn published_transactions_are_bounded_and_survive_a_restart() {
+    /// A trail at 1, with these transactions delivered since.
+    fn delivered(xids: std::ops::Range<u32>) -> Trail {
         let mut trail = Trail::default();
         trail.took(snapshot("10:10:"), Lsn::new(1));
         trail.published(&at(1));
-        for xid in 10..5_000_u32 {
+        for xid in xids {
             trail.begin(xid);
             trail.commit(Lsn::new(u64::from(xid)), true);
         }
-        let published = trail.published(&at(10_000)).unwrap().clone();
-        assert_eq!(
-            (published.also.len(), published.also.last()),
-            (TRANSACTIONS_MAX, Some(&4_999))
-        );
+        trail
+    }
+
+    #[test]
+    fn published_transactions_are_bounded_and_survive_a_restart() {
+        let published = delivered(10..2_010).published(&at(10_000)).cloned();
+        let published = published.unwrap();
+        assert_eq!(published.also.len(), TRANSACTIONS_MAX);
         let mut again = Trail::new(Some(published.clone()));
         assert_eq!(again.published(&at(10_000)), Some(&published));
         let text = serde_json::to_string(&published).unwrap();
         assert!(text.len() < 20_000);
         assert_eq!(serde_json::from_str::<Published>(&text).unwrap(), published);
+    }
+
+    /// P2: an event is not published again behind a later one that is not.
+    #[test]
+    fn of_more_transactions_than_are_remembered_none_is_until_a_snapshot_sees_them() {
+        let mut trail = delivered(10..5_000);
+        let published = trail.published(&at(10_000)).unwrap();
+        assert_eq!(
+            (&published.also, published.forgotten),
+            (&vec![], Some(4_009))
+        );
+        // Also after a restart, and a pair that sees some of them.
+        let mut trail = Trail::new(Some(published.clone()));
+        for (seen, lsn, also) in [(3_000, 20_000, vec![]), (4_010, 30_000, vec![7_000, 7_001])] {
+            let xid = 7_000 + u32::from(lsn == 30_000);
+            trail.begin(xid);
+            trail.commit(Lsn::new(lsn - 1), true);
+            trail.took(snapshot(&format!("{seen}:7000:{seen}")), Lsn::new(lsn));
+            let published = trail.published(&at(lsn)).unwrap();
+            assert_eq!(published.also, also, "{seen}");
+            assert_eq!(published.forgotten.is_some(), also.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_published_again_was_delivered_last_at_any_rate() {
+        for seed in 0..50 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut trail = Trail::new(Some(Published::at(Pair {
+                snapshot: snapshot("10:10:"),
+                lsn: Lsn::new(1),
+            })));
+            // Each takes 10 bytes of the log.
+            let end = |xid: u32| Lsn::new(u64::from(xid) * 10);
+            let mut received = 10;
+            let mut acked = 10;
+            for _ in 0..200 {
+                for _ in 0..random.u32(0..400) {
+                    trail.begin(received);
+                    trail.commit(end(received), true);
+                    received += 1;
+                }
+                acked += random.u32(0..=received - acked);
+                if trail.wants_pair() && random.u8(0..8) == 0 {
+                    // More had committed than was received by then.
+                    let seen = received + random.u32(0..900);
+                    let then = seen + random.u32(0..100);
+                    trail.took(snapshot(&format!("{seen}:{seen}:")), end(then));
+                }
+                if random.u8(0..20) == 0 {
+                    let stored = trail.published(&Position::at(end(acked - 1))).cloned();
+                    trail = Trail::new(stored);
+                    received = acked;
+                }
+                let published = trail.published(&Position::at(end(acked - 1))).unwrap();
+                let is_known = |xid: &u32| published.has(Some(u64::from(*xid)));
+                let known = (10..acked).take_while(is_known).count();
+                let others = (10..acked).skip(known);
+                assert_eq!(others.filter(is_known).count(), 0, "seed {seed}");
+            }
+        }
     }
 
     #[test]
@@ -392,6 +465,8 @@ mod tests {
         let published = trail.published(&at(140)).unwrap().clone();
         let stays = |switch| published.until(Lsn::new(switch)).unwrap();
         assert_eq!((stays(140).also, stays(139).also), (vec![10, 11], vec![]));
+        let forgotten = |switch| stays(switch).forgotten;
+        assert_eq!((forgotten(140), forgotten(139)), (None, Some(11)));
         assert_eq!(stays(140).until(Lsn::new(140)), Some(stays(140)));
 
         trail.took(snapshot("12:12:"), Lsn::new(150));
