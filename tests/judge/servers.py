@@ -1,4 +1,4 @@
-"""The processes of a campaign: Postgres, Kafka and relays, on loopback and free ports, and proxies between them."""
+"""The processes of a campaign: Postgres, Kafka or NATS, relays and proxies, on free ports of loopback."""
 
 import asyncio
 import ctypes
@@ -12,7 +12,8 @@ import subprocess
 import threading
 import time
 
-from kafka import Connection
+import kafka
+import nats
 from writers import Psql
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -81,6 +82,12 @@ broker.session.timeout.ms={session}
 broker.heartbeat.interval.ms=500
 # Where the disk is read far ahead, the kernel fills all of a mapped index with zeros.
 log.index.size.max.bytes=262144
+"""
+# What is acked is on the disk.
+NATS_CONF = """
+listen: "127.0.0.1:{port}"
+server_name: judged
+jetstream {{ store_dir: "{store}", sync_interval: always }}
 """
 
 
@@ -258,6 +265,31 @@ class Authority:
 
 
 class Broker(Server):
+    """Of a bus: is asked by what `connect` gives."""
+
+    def kill(self):
+        super().kill()
+        self.process = None
+
+    def ask(self, question, otherwise=None):
+        """The answer, or `otherwise`."""
+        connection = self.connect()
+        try:
+            return question(connection)
+        except (OSError, EOFError):
+            return otherwise
+        finally:
+            connection.close()
+
+    def run_on(self):
+        """Starts it if it was killed."""
+        if self.process is None:
+            self.start()
+        if self.ended():
+            raise RuntimeError(f"a broker ended: {self.log}")
+
+
+class Kafka(Broker):
     """One of those with these controllers. A door is a port of its own for each relay, behind a proxy."""
 
     def __init__(self, folder, number, controllers, doors, session_ms):
@@ -290,29 +322,52 @@ class Broker(Server):
             "-cp", f"{libraries}/libs/*", "kafka.Kafka", self.properties,
         ], cwd=os.path.dirname(self.folder))
 
-    def kill(self):
-        super().kill()
-        self.process = None
+    def connect(self):
+        return kafka.Connection(("127.0.0.1", self.port))
 
-    def ask(self, question, otherwise=None):
-        """The answer, or `otherwise`."""
-        connection = Connection(("127.0.0.1", self.port))
-        try:
-            return question(connection)
-        except (OSError, EOFError):
-            return otherwise
-        finally:
-            connection.close()
+    def limit(self, topic, most_bytes):
+        """Whether the topic takes no larger records now; None is no limit."""
+        return self.ask(lambda connection: connection.limit(topic, most_bytes))
 
     def is_whole(self, brokers):
-        """Whether it answers, and all partitions are on all brokers. Starts it if it was killed."""
-        if self.process is None:
-            self.start()
-        if self.ended():
-            raise RuntimeError(f"Kafka ended: {self.log}")
-        count, topics = self.ask(Connection.metadata, (0, {}))
+        """Whether it answers, and all partitions are on all brokers."""
+        self.run_on()
+        count, topics = self.ask(kafka.Connection.metadata, (0, {}))
         found = [partition for partitions in topics.values() for partition in partitions.values()]
         return count == brokers and all(of.leader > 0 and of.in_sync == brokers for of in found)
+
+
+class Nats(Broker):
+    """The only one, with a stream in files. All relays have the same port of it, behind proxies."""
+
+    STREAM = "JUDGED"
+
+    def __init__(self, folder, prefix, doors, duplicate_seconds):
+        super().__init__(os.path.join(folder, "nats.log"))
+        self.port = free_port()
+        self.doors = [self.port] * doors
+        self.subjects, self.duplicate_seconds = [f"{prefix}>"], duplicate_seconds
+        self.configuration = os.path.join(folder, "nats.conf")
+        with open(self.configuration, "w", encoding="utf-8") as file:
+            file.write(NATS_CONF.format(port=self.port, store=os.path.join(folder, "nats")))
+        self.start()
+
+    def start(self):
+        self.spawn([os.path.join(SERVERS, "nats/nats-server"), "-c", self.configuration])
+
+    def connect(self):
+        return nats.Connection(("127.0.0.1", self.port))
+
+    def limit(self, topic, most_bytes):
+        """The stream has one limit for all topics."""
+        return self.ask(lambda connection: connection.keep(
+            self.STREAM, self.subjects, most_bytes or -1, self.duplicate_seconds,
+        ))
+
+    def is_whole(self, brokers):
+        """Whether it has the stream."""
+        self.run_on()
+        return bool(self.ask(lambda connection: connection.has(self.STREAM)))
 
 
 class Relay(Server):
