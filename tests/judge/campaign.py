@@ -3,9 +3,10 @@
 
     scripts/campaign --hours H --seed N [--kinds relay-kill,slot-drop] [--guarantee exactly-once] [--relays 1..3]
     scripts/campaign --hours H --seed N --sink nats [--duplicate-window SECONDS]
+    scripts/campaign --hours H --seed N --sink rabbitmq
 
-Starts a Postgres, brokers of Kafka or a server of NATS, and relays with a proxy on each of their ways, all on loopback,
-in a temporary directory that stays if something was found. Each round ends with all faults mended, all events
+Starts a Postgres, brokers of Kafka or a server of another bus, and relays with a proxy on each of their ways, all on
+loopback, in a temporary directory that stays if something was found. Each round ends with all faults mended, all events
 delivered and a verdict.
 Exit code: 0 sound, 1 a promise is broken, a relay ended by itself or grows, 2 the campaign failed.
 """
@@ -38,6 +39,7 @@ WEIGHTS = {
     "walsender-end": 110, "walsender-freeze": 40, "postgres-restart": 25, "backend-kill": 15,
     "postgres-cut": 90, "postgres-silent": 30, "postgres-slow": 30,
     "kafka-cut": 90, "kafka-silent": 30, "kafka-slow": 30, "nats-cut": 90, "nats-silent": 30, "nats-slow": 30,
+    "rabbitmq-cut": 90, "rabbitmq-silent": 30, "rabbitmq-slow": 30,
     "broker-kill": 8, "broker-freeze": 15,
     "failover": 15, "slot-drop": 15, "open-transaction": 10, "add-column": 10, "partitions": 2,
     "broker-stop": 10, "postgres-full": 15, "read-only": 20, "certificate": 15, "topic-limit": 40,
@@ -51,14 +53,14 @@ OF_BROKERS = "broker-kill", "broker-stop", "broker-freeze", "partitions", "topic
 # crash, and is refused now, may be parked behind newer ones.
 STALE = {
     "relay-freeze", "walsender-freeze", "postgres-silent", "kafka-cut", "kafka-silent", "kafka-slow", "broker-freeze",
-    "nats-cut", "nats-silent", "nats-slow", "topic-limit",
+    "nats-cut", "nats-silent", "nats-slow", "rabbitmq-cut", "rabbitmq-silent", "rabbitmq-slow", "topic-limit",
 }
 # A lone broker that ends during a commit may lose it (KAFKA-20734).
 NOT_EXACTLY_ONCE_ALONE = {"broker-kill", "broker-stop"}
 # Those from which a relay continues in moments.
 OF_SOAK = {
-    "walsender-end", "postgres-cut", "postgres-slow", "kafka-cut", "kafka-slow", "nats-cut", "nats-slow", "add-column",
-    "certificate",
+    "walsender-end", "postgres-cut", "postgres-slow", "kafka-cut", "kafka-slow", "nats-cut", "nats-slow",
+    "rabbitmq-cut", "rabbitmq-slow", "add-column", "certificate",
 }
 BEHIND_MAX = 20_000
 STALLED_SECONDS = 120
@@ -329,7 +331,8 @@ def arguments():
         options.kinds -= {"failover"}
     if options.guarantee == "exactly-once" and options.brokers == 1:
         options.kinds -= NOT_EXACTLY_ONCE_ALONE
-    if options.mode != "park":
+    # A message has no limit there that can be changed.
+    if options.mode != "park" or options.sink == "rabbitmq":
         options.kinds -= {"topic-limit"}
     if options.soak:
         options.kinds &= OF_SOAK

@@ -1,4 +1,4 @@
-"""The processes of a campaign: Postgres, Kafka or NATS, relays and proxies, on free ports of loopback."""
+"""The processes of a campaign: Postgres, a bus, relays and proxies, on free ports of loopback."""
 
 import asyncio
 import ctypes
@@ -14,6 +14,7 @@ import time
 
 import kafka
 import nats
+import rabbitmq
 from writers import Psql
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -89,6 +90,16 @@ listen: "127.0.0.1:{port}"
 server_name: judged
 jetstream {{ store_dir: "{store}", sync_interval: always }}
 """
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+RABBITMQ_CONF = """
+listeners.tcp.1 = 127.0.0.1:{port}
+log.console = true
+log.file = false
+vm_memory_high_watermark.relative = 0.8
+disk_free_limit.absolute = 1MB
+"""
+# Of a bus without Kafka's topics: all events are in this one.
+STREAM = "JUDGED"
 
 
 def free_port():
@@ -340,8 +351,6 @@ class Kafka(Broker):
 class Nats(Broker):
     """The only one, with a stream in files. All relays have the same port of it, behind proxies."""
 
-    STREAM = "JUDGED"
-
     def __init__(self, folder, prefix, doors, duplicate_seconds):
         super().__init__(os.path.join(folder, "nats.log"))
         self.port = free_port()
@@ -358,16 +367,66 @@ class Nats(Broker):
     def connect(self):
         return nats.Connection(("127.0.0.1", self.port))
 
+    def make(self):
+        """Whether there is a stream now."""
+        return self.limit(None, None)
+
     def limit(self, topic, most_bytes):
         """The stream has one limit for all topics."""
         return self.ask(lambda connection: connection.keep(
-            self.STREAM, self.subjects, most_bytes or -1, self.duplicate_seconds,
+            STREAM, self.subjects, most_bytes or -1, self.duplicate_seconds,
         ))
 
     def is_whole(self, brokers):
         """Whether it has the stream."""
         self.run_on()
-        return bool(self.ask(lambda connection: connection.has(self.STREAM)))
+        return bool(self.ask(lambda connection: connection.has(STREAM)))
+
+
+class Rabbitmq(Broker):
+    """The only one, with a stream. All relays have the same port of it, behind proxies."""
+
+    def __init__(self, folder, doors):
+        super().__init__(os.path.join(folder, "rabbitmq.log"))
+        self.port, mapper = free_port(), free_port()
+        self.doors = [self.port] * doors
+        self.folder = os.path.join(folder, "rabbitmq")
+        os.mkdir(self.folder)
+        for name, text in (("rabbitmq.conf", RABBITMQ_CONF.format(port=self.port)), ("plugins", "[].")):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        places = {
+            "RABBITMQ_MNESIA_BASE": "data", "RABBITMQ_LOG_BASE": "logs", "RABBITMQ_CONFIG_FILE": "rabbitmq",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": "plugins", "RABBITMQ_CONF_ENV_FILE": "none",
+            "RABBITMQ_GENERATED_CONFIG_DIR": "generated", "RABBITMQ_PID_FILE": "pid", "HOME": "",
+        }
+        self.environment = {
+            **os.environ, **{name: os.path.join(self.folder, place) for name, place in places.items()},
+            "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_EPMD_PORT": str(mapper), "RABBITMQ_NODENAME": "judged@localhost",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            # The shell becomes the server, which is our child then.
+            "RABBITMQ_ALLOW_INPUT": "1", "RABBITMQ_SERVER_START_ARGS": "-noinput",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS":
+                "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        # Otherwise the server would start one that outlives it.
+        self.mapper = Server(self.log)
+        self.mapper.spawn(["epmd", "-address", "127.0.0.1", "-port", str(mapper)])
+        self.start()
+
+    def start(self):
+        self.spawn([RABBITMQ], cwd=self.folder, env=self.environment)
+
+    def connect(self):
+        return rabbitmq.Connection(("127.0.0.1", self.port))
+
+    def make(self):
+        return self.ask(lambda connection: connection.make(STREAM))
+
+    def is_whole(self, brokers):
+        """Whether it has the stream."""
+        self.run_on()
+        return bool(self.ask(lambda connection: connection.has(STREAM)))
 
 
 class Relay(Server):

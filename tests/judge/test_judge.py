@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import judge  # noqa: E402: its path comes first
 import measures  # noqa: E402
 import nats  # noqa: E402
+import rabbitmq  # noqa: E402
 from records import digest  # noqa: E402
 
 Done = collections.namedtuple("Done", "returncode stdout stderr")
@@ -402,6 +404,64 @@ class Streams(unittest.TestCase):
         self.assertFalse(self.reader.read())
         with self.assertRaisesRegex(RuntimeError, "message 1 is not there"):
             self.reader.read()
+
+
+def frame(kind, payload):
+    return struct.pack(">BHI", kind, 1, len(payload)) + payload + rabbitmq.FRAME_END
+
+
+def delivery(offset, *bodies):
+    head = rabbitmq.short("judge") + struct.pack(">Q?", offset, False) + rabbitmq.short("e") + rabbitmq.short("t")
+    table = rabbitmq.table(id=f"e{offset}", key="a", x_stream_offset=offset)
+    properties = struct.pack(">HHQH", 60, 0, sum(map(len, bodies)), rabbitmq.CONTENT_TYPE | rabbitmq.HEADERS)
+    return b"".join([
+        frame(rabbitmq.METHOD, struct.pack(">HH", *rabbitmq.DELIVER) + head),
+        frame(rabbitmq.HEADER, properties + rabbitmq.short("text") + table),
+        *(frame(rabbitmq.BODY, body) for body in bodies),
+    ])
+
+
+class Deliveries(unittest.TestCase):
+    def setUp(self):
+        self.server, client = socket.socketpair()
+        self.addCleanup(self.server.close)
+        file = tempfile.NamedTemporaryFile()
+        self.addCleanup(file.close)
+        self.seen = []
+        self.reader = rabbitmq.StreamReader(None, "S", file.name, self.seen.append)
+        self.addCleanup(self.reader.file.close)
+        self.reader.connection.socket = client
+        self.addCleanup(self.reader.connection.close)
+        client.settimeout(rabbitmq.WAIT_SECONDS)
+
+    def test_a_message_in_pieces(self):
+        sent = delivery(7, b'{"n"', b": 1}") + delivery(8)
+        self.server.sendall(sent[:-3])
+        topic, headers, body = self.reader.connection.message()
+        self.assertEqual((topic, headers["id"], headers["x-stream-offset"], body), ("t", b"e7", 7, b'{"n": 1}'))
+        acked = frame(rabbitmq.METHOD, struct.pack(">HHQ?", *rabbitmq.ACK, 7, False))
+        self.assertEqual(self.server.recv(99), acked)
+        self.assertIsNone(rabbitmq.Connection.message(self.idle()))
+        self.server.sendall(sent[-3:])
+        self.assertEqual(self.reader.connection.message()[2], b"")
+
+    def idle(self):
+        connection = rabbitmq.Connection(None)
+        connection.socket, other = socket.socketpair()
+        self.addCleanup(other.close)
+        self.addCleanup(connection.close)
+        connection.socket.settimeout(0.01)
+        return connection
+
+    def test_what_comes_again_is_left_out(self):
+        self.server.sendall(b"".join(map(delivery, (0, 1, 0, 1, 2))))
+        self.assertEqual([self.reader.read() for _ in range(5)], [True] * 5)
+        self.assertEqual((self.seen, self.reader.next), (["e0", "e1", "e2"], 3))
+
+    def test_a_lost_connection_is_made_again(self):
+        self.server.sendall(frame(rabbitmq.METHOD, struct.pack(">HHH", *rabbitmq.CLOSE, 320) + rabbitmq.short("away")))
+        self.assertFalse(self.reader.read())
+        self.assertIsNone(self.reader.connection.socket)
 
 
 class Measures(unittest.TestCase):

@@ -10,8 +10,10 @@ import time
 
 import kafka
 import nats
+import rabbitmq
 from servers import (
-    PRIMARY_CONF, START_SECONDS, Authority, Kafka, Nats, Network, Postgres, Proxy, Relay, eventually, free_port,
+    PRIMARY_CONF, START_SECONDS, STREAM, Authority, Kafka, Nats, Network, Postgres, Proxy, Rabbitmq, Relay, eventually,
+    free_port,
 )
 from writers import KINDS as TOPICS
 from writers import TABLES, Writer
@@ -40,22 +42,31 @@ topic_prefix = "{prefix}"
 guarantee = "{guarantee}"
 {delivery}
 """
+# Such a bus has no key of a record, and keeps no position.
+KEYLESS = """
+[route.headers]
+key = "{{aggregateid}}"
+[state]
+store = "postgres"
+"""
 SINKS = {
     "kafka": """
 [kafka]
 brokers = "{brokers}"
 """,
-    # NATS has no key of a record.
-    "nats": """
-[route.headers]
-key = "{{aggregateid}}"
+    "nats": KEYLESS + """
 [sink]
 kind = "nats"
 [nats]
 servers = "{brokers}"
 stream = "{stream}"
-[state]
-store = "postgres"
+""",
+    "rabbitmq": KEYLESS + """
+[sink]
+kind = "rabbitmq"
+[rabbitmq]
+servers = "{brokers}"
+exchange = "{stream}"
 """,
 }
 MARK = """pending = "status = 'PENDING'"\nmark = "status = 'PUBLISHED'\""""
@@ -119,8 +130,8 @@ class World:
         self.authority = Authority(folder) if "certificate" in options.kinds else None
         self.postgres = Postgres(folder, options.postgres, authority=self.authority)
         self.postgres.create()
-        if options.sink == "nats":
-            eventually("the stream is there", START_SECONDS, lambda: self.brokers[0].limit(None, None))
+        if options.sink != "kafka":
+            eventually("the stream is there", START_SECONDS, self.brokers[0].make)
         eventually("the brokers answer", START_SECONDS, self.brokers_are_whole)
         self.postgres.sql(TABLES)
         self.proxies, self.relays = {}, []
@@ -160,6 +171,8 @@ class World:
         options = self.options
         if options.sink == "nats":
             return [Nats(self.folder, PREFIX, options.relays, options.duplicate_window)]
+        if options.sink == "rabbitmq":
+            return [Rabbitmq(self.folder, options.relays)]
         alone = options.guarantee == "exactly-once" and options.brokers == 1
         controllers = [free_port() for _ in range(options.brokers)]
         return [
@@ -170,8 +183,9 @@ class World:
     def make_reader(self):
         addresses = [("127.0.0.1", broker.port) for broker in self.brokers]
         records, seen = os.path.join(self.folder, "records.txt"), self.outstanding.seen
-        if self.options.sink == "nats":
-            return nats.StreamReader(addresses[0], Nats.STREAM, records, seen)
+        if self.options.sink != "kafka":
+            module = {"nats": nats, "rabbitmq": rabbitmq}[self.options.sink]
+            return module.StreamReader(addresses[0], STREAM, records, seen)
         return kafka.TopicReader(addresses, PREFIX, self.options.guarantee == "exactly-once", records, seen)
 
     def add_relay(self, number, doors):
@@ -187,7 +201,7 @@ class World:
     def settings(self, port, brokers):
         tls = f"sslmode=verify-full&sslrootcert={self.authority.crt}" if self.authority else "sslmode=disable"
         more = {"slot": "", "outbox": "", "delivery": "", **MODES[self.options.mode]}
-        sink = SINKS[self.options.sink].format(brokers=brokers, stream=Nats.STREAM)
+        sink = SINKS[self.options.sink].format(brokers=brokers, stream=STREAM)
         return RELAY.format(
             database=self.postgres.url_at(port, tls), prefix=PREFIX, sink=sink,
             guarantee=self.options.guarantee, **more,
