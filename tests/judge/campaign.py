@@ -2,9 +2,12 @@
 """Faults at random against real servers, under load, until the time is up; then the judge decides.
 
     scripts/campaign --hours H --seed N [--kinds relay-kill,slot-drop] [--guarantee exactly-once] [--relays 1..3]
+    scripts/campaign --hours H --seed N --sink nats [--duplicate-window SECONDS]
+    scripts/campaign --hours H --seed N --sink rabbitmq
 
-Starts a Postgres, Kafka's brokers and relays with a proxy on each of their ways, all on loopback, in a temporary
-directory that stays if something was found. Each round ends with all faults mended, all events delivered and a verdict.
+Starts a Postgres, brokers of Kafka or a server of another bus, and relays with a proxy on each of their ways, all on
+loopback, in a temporary directory that stays if something was found. Each round ends with all faults mended, all events
+delivered and a verdict.
 Exit code: 0 sound, 1 a promise is broken, a relay ended by itself or grows, 2 the campaign failed.
 """
 
@@ -28,14 +31,16 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import measures  # noqa: E402: their path comes first
 from servers import ROOT, START_SECONDS  # noqa: E402
-from world import MODES, World  # noqa: E402
+from world import MODES, SINKS, World  # noqa: E402
 
 # How many faults of 1,000 are of a kind, where all kinds are there.
 WEIGHTS = {
     "relay-kill": 300, "relay-stop": 90, "relay-freeze": 60,
     "walsender-end": 110, "walsender-freeze": 40, "postgres-restart": 25, "backend-kill": 15,
     "postgres-cut": 90, "postgres-silent": 30, "postgres-slow": 30,
-    "kafka-cut": 90, "kafka-silent": 30, "kafka-slow": 30, "broker-kill": 8, "broker-freeze": 15,
+    "kafka-cut": 90, "kafka-silent": 30, "kafka-slow": 30, "nats-cut": 90, "nats-silent": 30, "nats-slow": 30,
+    "rabbitmq-cut": 90, "rabbitmq-silent": 30, "rabbitmq-slow": 30,
+    "broker-kill": 8, "broker-freeze": 15,
     "failover": 15, "slot-drop": 15, "open-transaction": 10, "add-column": 10, "partitions": 2,
     "broker-stop": 10, "postgres-full": 15, "read-only": 20, "certificate": 15, "topic-limit": 40,
 }
@@ -48,12 +53,15 @@ OF_BROKERS = "broker-kill", "broker-stop", "broker-freeze", "partitions", "topic
 # crash, and is refused now, may be parked behind newer ones.
 STALE = {
     "relay-freeze", "walsender-freeze", "postgres-silent", "kafka-cut", "kafka-silent", "kafka-slow", "broker-freeze",
-    "topic-limit",
+    "nats-cut", "nats-silent", "nats-slow", "rabbitmq-cut", "rabbitmq-silent", "rabbitmq-slow", "topic-limit",
 }
 # A lone broker that ends during a commit may lose it (KAFKA-20734).
 NOT_EXACTLY_ONCE_ALONE = {"broker-kill", "broker-stop"}
 # Those from which a relay continues in moments.
-OF_SOAK = {"walsender-end", "postgres-cut", "postgres-slow", "kafka-cut", "kafka-slow", "add-column", "certificate"}
+OF_SOAK = {
+    "walsender-end", "postgres-cut", "postgres-slow", "kafka-cut", "kafka-slow", "nats-cut", "nats-slow",
+    "rabbitmq-cut", "rabbitmq-slow", "add-column", "certificate",
+}
 BEHIND_MAX = 20_000
 STALLED_SECONDS = 120
 ENDS_MAX = 20
@@ -297,6 +305,8 @@ def arguments():
     parser.add_argument("--kinds", **kinds)
     parser.add_argument("--guarantee", choices=["at-least-once", "exactly-once"], default="at-least-once")
     parser.add_argument("--mode", choices=list(MODES), default="slot", help="of the relays")
+    parser.add_argument("--sink", choices=list(SINKS), default="kafka")
+    parser.add_argument("--duplicate-window", type=float, default=120, help="of the stream of NATS, in seconds")
     parser.add_argument("--relays", type=int, choices=[1, 2, 3], default=2)
     parser.add_argument("--brokers", type=int, choices=[1, 3], default=1)
     parser.add_argument("--writers", type=int, default=4)
@@ -312,11 +322,17 @@ def arguments():
         parser.error(f"unknown kinds: {', '.join(sorted(options.kinds - set(WEIGHTS)))}")
     if options.guarantee == "exactly-once" and options.mode in ("mark", "park"):
         parser.error("exactly-once does not write to rows")
+    if options.sink != "kafka":
+        if options.guarantee == "exactly-once" or options.brokers > 1:
+            parser.error("exactly-once and several brokers are for Kafka")
+        options.kinds -= {"partitions"}
+    options.kinds -= {kind for kind in WEIGHTS if kind.split("-")[0] in set(SINKS) - {options.sink}}
     if options.postgres < 17:
         options.kinds -= {"failover"}
     if options.guarantee == "exactly-once" and options.brokers == 1:
         options.kinds -= NOT_EXACTLY_ONCE_ALONE
-    if options.mode != "park":
+    # A message has no limit there that can be changed.
+    if options.mode != "park" or options.sink == "rabbitmq":
         options.kinds -= {"topic-limit"}
     if options.soak:
         options.kinds &= OF_SOAK

@@ -3,23 +3,18 @@ servers, and one of Java would take the CPU of a relay.
 """
 
 import collections
-import hashlib
-import json
-import os
 import socket
 import struct
-import threading
 import time
-import urllib.parse
 import zlib
+
+from records import Reader
 
 FETCH, METADATA, CREATE_PARTITIONS, ALTER_CONFIGS = (1, 4), (3, 1), (37, 0), (44, 0)
 TOPIC, SET, DELETE = 2, 0, 1
 ANSWER_SECONDS = 5
 FETCH_WAIT_MS = 200
 PARTITION_BYTES = 4 << 20
-# Times without a record from here on are kept.
-GAP_SECONDS = 0.5
 OFFSET_OUT_OF_RANGE, NOT_LEADER, GZIP = 1, 6, 1
 
 # Leader is -1 for none; in_sync is a number of replicas.
@@ -208,47 +203,22 @@ def batch_records(batch, compression, count, base, appended):
         yield offset, appended, key, value, headers
 
 
-def plain(data):
-    """Text without what separates fields."""
-    return urllib.parse.quote((data or b"").decode("utf-8", "replace"), safe="/ :-_.")
-
-
-def digest(data):
-    return hashlib.sha256(data or b"").hexdigest()[:16]
-
-
-class Reader(threading.Thread):
-    """Reads all topics with a prefix, from their starts, into a file for the judge. `seen(id)` is told of each.
-
-    `addresses` has those of the brokers 1, 2, and so on.
-    """
+class TopicReader(Reader):
+    """Reads all topics with a prefix. `addresses` has those of the brokers 1, 2, and so on."""
 
     def __init__(self, addresses, prefix, committed, path, seen):
-        super().__init__(name="reader", daemon=True)
+        super().__init__(path, seen)
         self.connections = {number: Connection(address) for number, address in enumerate(addresses, 1)}
         self.prefix, self.committed = prefix, committed
-        self.file = open(path, "a", encoding="utf-8")
-        self.seen = seen
         self.offsets, self.leaders = {}, {}
-        self.is_new = False
-        self.count = 0
-        self.arrived = time.monotonic()
-        self.gaps = collections.deque()
-        self.failure = None
-        self.ending = threading.Event()
+        self.is_new, self.looked = False, 0
 
-    def run(self):
-        looked = 0
-        while not self.ending.is_set():
-            try:
-                if time.monotonic() - looked > 1 or not self.is_new:
-                    self.is_new = self.look()
-                    looked = time.monotonic()
-                if not self.is_new or not self.read():
-                    self.ending.wait(0.1)
-            except Exception as error:
-                self.failure = error
-                raise
+    def read(self):
+        """Whether all leaders answered."""
+        if time.monotonic() - self.looked > 1 or not self.is_new:
+            self.is_new = self.look()
+            self.looked = time.monotonic()
+        return self.is_new and self.read_leaders()
 
     def look(self):
         """Whether a broker told the leaders. One that fails is asked last from now on."""
@@ -264,8 +234,7 @@ class Reader(threading.Thread):
                 self.connections[number] = self.connections.pop(number)
         return False
 
-    def read(self):
-        """Whether all leaders answered."""
+    def read_leaders(self):
         leaders = set(self.leaders.values()) & set(self.connections)
         for leader in leaders:
             offsets = {place: offset for place, offset in self.offsets.items() if self.leaders[place] == leader}
@@ -281,41 +250,16 @@ class Reader(threading.Thread):
                 if error == NOT_LEADER:
                     self.is_new = False
                 if error == 0 and batches:
-                    self.take(place, list(records(batches, aborted, self.committed)))
+                    self.take_all(place, list(records(batches, aborted, self.committed)))
         return self.is_new and bool(leaders)
 
-    def take(self, place, read):
+    def take_all(self, place, read):
         isolation = "committed" if self.committed else "uncommitted"
         for record in read[:-1]:
             offset, appended, key, value, headers = record
-            if offset < self.offsets[place]:
-                continue
-            identity = plain(headers.get("id"))
-            fields = *place, offset, plain(key), identity, number(value), digest(value), isolation, appended
-            self.file.write("\t".join(map(str, fields)) + "\n")
-            self.count += 1
-            self.seen(identity)
-        self.file.flush()
+            if offset >= self.offsets[place]:
+                self.take(place, offset, key, headers.get("id"), value, isolation, appended)
         if read:
             self.offsets[place] = max(self.offsets[place], read[-1][0])
         if len(read) > 1:
-            now = time.monotonic()
-            if now - self.arrived > GAP_SECONDS:
-                self.gaps.append((self.arrived, now))
-            self.arrived = now
-
-    def stop(self):
-        self.ending.set()
-        self.join()
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        for connection in self.connections.values():
-            connection.close()
-
-
-def number(value):
-    try:
-        return json.loads(value or b"").get("n", "")
-    except (ValueError, AttributeError):
-        return ""
+            self.came()

@@ -1,4 +1,4 @@
-"""The processes of a campaign: Postgres, Kafka and relays, on loopback and free ports, and proxies between them."""
+"""The processes of a campaign: Postgres, a bus, relays and proxies, on free ports of loopback."""
 
 import asyncio
 import ctypes
@@ -12,7 +12,9 @@ import subprocess
 import threading
 import time
 
-from kafka import Connection
+import kafka
+import nats
+import rabbitmq
 from writers import Psql
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -82,6 +84,22 @@ broker.heartbeat.interval.ms=500
 # Where the disk is read far ahead, the kernel fills all of a mapped index with zeros.
 log.index.size.max.bytes=262144
 """
+# What is acked is on the disk.
+NATS_CONF = """
+listen: "127.0.0.1:{port}"
+server_name: judged
+jetstream {{ store_dir: "{store}", sync_interval: always }}
+"""
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+RABBITMQ_CONF = """
+listeners.tcp.1 = 127.0.0.1:{port}
+log.console = true
+log.file = false
+vm_memory_high_watermark.relative = 0.8
+disk_free_limit.absolute = 1MB
+"""
+# Of a bus without Kafka's topics: all events are in this one.
+STREAM = "JUDGED"
 
 
 def free_port():
@@ -258,6 +276,31 @@ class Authority:
 
 
 class Broker(Server):
+    """Of a bus: is asked by what `connect` gives."""
+
+    def kill(self):
+        super().kill()
+        self.process = None
+
+    def ask(self, question, otherwise=None):
+        """The answer, or `otherwise`."""
+        connection = self.connect()
+        try:
+            return question(connection)
+        except (OSError, EOFError):
+            return otherwise
+        finally:
+            connection.close()
+
+    def run_on(self):
+        """Starts it if it was killed."""
+        if self.process is None:
+            self.start()
+        if self.ended():
+            raise RuntimeError(f"a broker ended: {self.log}")
+
+
+class Kafka(Broker):
     """One of those with these controllers. A door is a port of its own for each relay, behind a proxy."""
 
     def __init__(self, folder, number, controllers, doors, session_ms):
@@ -290,29 +333,100 @@ class Broker(Server):
             "-cp", f"{libraries}/libs/*", "kafka.Kafka", self.properties,
         ], cwd=os.path.dirname(self.folder))
 
-    def kill(self):
-        super().kill()
-        self.process = None
+    def connect(self):
+        return kafka.Connection(("127.0.0.1", self.port))
 
-    def ask(self, question, otherwise=None):
-        """The answer, or `otherwise`."""
-        connection = Connection(("127.0.0.1", self.port))
-        try:
-            return question(connection)
-        except (OSError, EOFError):
-            return otherwise
-        finally:
-            connection.close()
+    def limit(self, topic, most_bytes):
+        """Whether the topic takes no larger records now; None is no limit."""
+        return self.ask(lambda connection: connection.limit(topic, most_bytes))
 
     def is_whole(self, brokers):
-        """Whether it answers, and all partitions are on all brokers. Starts it if it was killed."""
-        if self.process is None:
-            self.start()
-        if self.ended():
-            raise RuntimeError(f"Kafka ended: {self.log}")
-        count, topics = self.ask(Connection.metadata, (0, {}))
+        """Whether it answers, and all partitions are on all brokers."""
+        self.run_on()
+        count, topics = self.ask(kafka.Connection.metadata, (0, {}))
         found = [partition for partitions in topics.values() for partition in partitions.values()]
         return count == brokers and all(of.leader > 0 and of.in_sync == brokers for of in found)
+
+
+class Nats(Broker):
+    """The only one, with a stream in files. All relays have the same port of it, behind proxies."""
+
+    def __init__(self, folder, prefix, doors, duplicate_seconds):
+        super().__init__(os.path.join(folder, "nats.log"))
+        self.port = free_port()
+        self.doors = [self.port] * doors
+        self.subjects, self.duplicate_seconds = [f"{prefix}>"], duplicate_seconds
+        self.configuration = os.path.join(folder, "nats.conf")
+        with open(self.configuration, "w", encoding="utf-8") as file:
+            file.write(NATS_CONF.format(port=self.port, store=os.path.join(folder, "nats")))
+        self.start()
+
+    def start(self):
+        self.spawn([os.path.join(SERVERS, "nats/nats-server"), "-c", self.configuration])
+
+    def connect(self):
+        return nats.Connection(("127.0.0.1", self.port))
+
+    def make(self):
+        """Whether there is a stream now."""
+        return self.limit(None, None)
+
+    def limit(self, topic, most_bytes):
+        """The stream has one limit for all topics."""
+        return self.ask(lambda connection: connection.keep(
+            STREAM, self.subjects, most_bytes or -1, self.duplicate_seconds,
+        ))
+
+    def is_whole(self, brokers):
+        """Whether it has the stream."""
+        self.run_on()
+        return bool(self.ask(lambda connection: connection.has(STREAM)))
+
+
+class Rabbitmq(Broker):
+    """The only one, with a stream. All relays have the same port of it, behind proxies."""
+
+    def __init__(self, folder, doors):
+        super().__init__(os.path.join(folder, "rabbitmq.log"))
+        self.port, mapper = free_port(), free_port()
+        self.doors = [self.port] * doors
+        self.folder = os.path.join(folder, "rabbitmq")
+        os.mkdir(self.folder)
+        for name, text in (("rabbitmq.conf", RABBITMQ_CONF.format(port=self.port)), ("plugins", "[].")):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        places = {
+            "RABBITMQ_MNESIA_BASE": "data", "RABBITMQ_LOG_BASE": "logs", "RABBITMQ_CONFIG_FILE": "rabbitmq",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": "plugins", "RABBITMQ_CONF_ENV_FILE": "none",
+            "RABBITMQ_GENERATED_CONFIG_DIR": "generated", "RABBITMQ_PID_FILE": "pid", "HOME": "",
+        }
+        self.environment = {
+            **os.environ, **{name: os.path.join(self.folder, place) for name, place in places.items()},
+            "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_EPMD_PORT": str(mapper), "RABBITMQ_NODENAME": "judged@localhost",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            # The shell becomes the server, which is our child then.
+            "RABBITMQ_ALLOW_INPUT": "1", "RABBITMQ_SERVER_START_ARGS": "-noinput",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS":
+                "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        # Otherwise the server would start one that outlives it.
+        self.mapper = Server(self.log)
+        self.mapper.spawn(["epmd", "-address", "127.0.0.1", "-port", str(mapper)])
+        self.start()
+
+    def start(self):
+        self.spawn([RABBITMQ], cwd=self.folder, env=self.environment)
+
+    def connect(self):
+        return rabbitmq.Connection(("127.0.0.1", self.port))
+
+    def make(self):
+        return self.ask(lambda connection: connection.make(STREAM))
+
+    def is_whole(self, brokers):
+        """Whether it has the stream."""
+        self.run_on()
+        return bool(self.ask(lambda connection: connection.has(STREAM)))
 
 
 class Relay(Server):

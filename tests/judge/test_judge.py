@@ -1,13 +1,17 @@
 """Logs with one fault each, and clean ones: the judge finds each fault, and no other."""
 
+import base64
 import collections
 import contextlib
 import io
 import json
 import os
 import random
+import socket
+import struct
 import sys
 import tempfile
+import threading
 import unittest
 
 sys.dont_write_bytecode = True
@@ -15,6 +19,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import judge  # noqa: E402: its path comes first
 import measures  # noqa: E402
+import nats  # noqa: E402
+import rabbitmq  # noqa: E402
+from records import digest  # noqa: E402
 
 Done = collections.namedtuple("Done", "returncode stdout stderr")
 
@@ -46,7 +53,7 @@ class Logs:
     def record(self, fields, partition=0, **changed):
         identity, topic, aggregate, number, digest = fields
         topic = changed.get("topic", topic)
-        offset = self.ends.get((topic, partition), 0)
+        offset = changed.get("offset", self.ends.get((topic, partition), 0))
         self.ends[topic, partition] = offset + 1
         self.records.append("\t".join(map(str, (
             topic, partition, offset, changed.get("key", aggregate), changed.get("identity", identity),
@@ -120,6 +127,14 @@ class Clean(unittest.TestCase):
             logs.transaction(topic, "COMMIT", event(1, topic=topic))
             logs.record(event(1, topic=topic))
         self.assert_sound(logs, aggregates=2)
+
+    def test_subjects_that_share_the_sequence_of_a_stream(self):
+        logs = Logs()
+        for number, topic in enumerate("tutu", 1):
+            logs.transaction(f"x{number}", "COMMIT", event((number + 1) // 2, topic=topic))
+            logs.record(event((number + 1) // 2, topic=topic), offset=number)
+        logs.record(event(2, topic="u"), offset=9)
+        self.assert_sound(logs, records=5, aggregates=2, duplicates=1)
 
     def test_records_that_were_read_again(self):
         logs = Logs()
@@ -289,6 +304,164 @@ class Unfit(unittest.TestCase):
         logs.committed(1)
         logs.arrived(1)
         self.assert_unfit(logs, "--guarantee", "exactly-once")
+
+
+class Server:
+    """Speaks NATS, and has a stream: pairs of subject and payload, from the sequence 1 on."""
+
+    def __init__(self):
+        self.stored, self.listener, self.clients = [], socket.create_server(("127.0.0.1", 0)), []
+        self.has_jetstream = True
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def store(self, subject, payload, head=b""):
+        self.stored.append({
+            "subject": subject, "seq": len(self.stored) + 1, "data": base64.b64encode(payload).decode(),
+            "hdrs": base64.b64encode(head).decode(), "time": "2026-01-01T00:00:00Z",
+        })
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                self.clients.append(self.listener.accept()[0])
+                threading.Thread(target=self.serve, args=self.clients[-1:], daemon=True).start()
+
+    def serve(self, client):
+        client.sendall(b"INFO {}\r\nPING\r\n")
+        with client.makefile("rb") as lines, contextlib.suppress(OSError):
+            for line in lines:
+                if line.startswith(b"PUB "):
+                    self.answer(client, line.decode().split()[2], json.loads(lines.readline()))
+
+    def answer(self, client, inbox, request):
+        if not self.has_jetstream:
+            return client.sendall(f"HMSG {inbox} 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n".encode())
+        found = self.stored[request["seq"] - 1 :][:1]
+        answer = {"message": found[0]} if found else {"error": {"code": 404, "err_code": nats.NO_MESSAGE}}
+        body = json.dumps(answer).encode()
+        client.sendall(f"+OK\r\nMSG {inbox} 1 {len(body)}\r\n".encode() + body + b"\r\n")
+
+    def cut(self):
+        for client in self.clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+            client.close()
+
+    def close(self):
+        self.cut()
+        self.listener.close()
+
+
+class Streams(unittest.TestCase):
+    def setUp(self):
+        self.server, self.seen = Server(), []
+        self.addCleanup(self.server.close)
+        file = tempfile.NamedTemporaryFile()
+        self.addCleanup(file.close)
+        self.records = file.name
+        address = self.server.listener.getsockname()
+        self.reader = nats.StreamReader(address, "S", file.name, self.seen.append)
+        self.addCleanup(self.reader.connection.close)
+        self.addCleanup(self.reader.file.close)
+
+    def lines(self):
+        with open(self.records, encoding="utf-8") as file:
+            return [line.split("\t")[:8] for line in file]
+
+    def test_headers_are_bytes(self):
+        found = nats.headers(b"NATS/1.0\r\nid: 7\r\nkey:\xe6\xbc\xa2:b\r\nnone:\r\n\r\n")
+        self.assertEqual(found, {"id": b"7", "key": "\u6f22:b".encode(), "none": b""})
+
+    def test_messages_are_records_in_the_order_of_the_stream(self):
+        self.server.store("t", b'{"n": 1}', b"NATS/1.0\r\nid: x\ty\r\nkey: a\r\n\r\n")
+        self.server.store("u", b"")
+        self.assertEqual([self.reader.read() for _ in range(3)], [True, True, False])
+        digests = [digest(payload) for payload in (b'{"n": 1}', b"")]
+        self.assertEqual(self.lines(), [
+            ["t", "0", "1", "a", "x%09y", "1", digests[0], "uncommitted"],
+            ["u", "0", "2", "", "", "", digests[1], "uncommitted"],
+        ])
+        self.assertEqual((self.seen, self.reader.count), (["x%09y", ""], 2))
+
+    def test_a_server_that_is_away_is_asked_again_where_it_was(self):
+        self.server.store("t", b"1")
+        self.assertTrue(self.reader.read())
+        self.server.has_jetstream = False
+        self.assertFalse(self.reader.read())
+        self.server.has_jetstream = True
+        self.server.store("t", b"2")
+        self.assertTrue(self.reader.read())
+        self.server.cut()
+        self.assertEqual([self.reader.read() for _ in range(2)], [False, False])
+        self.assertEqual([line[2] for line in self.lines()], ["1", "2"])
+
+    def test_a_stream_that_lost_a_message(self):
+        self.server.store("t", b"1")
+        self.assertTrue(self.reader.read())
+        self.server.cut()
+        self.server.stored.clear()
+        self.server.store("t", b"2")
+        self.assertFalse(self.reader.read())
+        with self.assertRaisesRegex(RuntimeError, "message 1 is not there"):
+            self.reader.read()
+
+
+def frame(kind, payload):
+    return struct.pack(">BHI", kind, 1, len(payload)) + payload + rabbitmq.FRAME_END
+
+
+def delivery(offset, *bodies):
+    head = rabbitmq.short("judge") + struct.pack(">Q?", offset, False) + rabbitmq.short("e") + rabbitmq.short("t")
+    table = rabbitmq.table(id=f"e{offset}", key="a", x_stream_offset=offset)
+    properties = struct.pack(">HHQH", 60, 0, sum(map(len, bodies)), rabbitmq.CONTENT_TYPE | rabbitmq.HEADERS)
+    return b"".join([
+        frame(rabbitmq.METHOD, struct.pack(">HH", *rabbitmq.DELIVER) + head),
+        frame(rabbitmq.HEADER, properties + rabbitmq.short("text") + table),
+        *(frame(rabbitmq.BODY, body) for body in bodies),
+    ])
+
+
+class Deliveries(unittest.TestCase):
+    def setUp(self):
+        self.server, client = socket.socketpair()
+        self.addCleanup(self.server.close)
+        file = tempfile.NamedTemporaryFile()
+        self.addCleanup(file.close)
+        self.seen = []
+        self.reader = rabbitmq.StreamReader(None, "S", file.name, self.seen.append)
+        self.addCleanup(self.reader.file.close)
+        self.reader.connection.socket = client
+        self.addCleanup(self.reader.connection.close)
+        client.settimeout(rabbitmq.WAIT_SECONDS)
+
+    def test_a_message_in_pieces(self):
+        sent = delivery(7, b'{"n"', b": 1}") + delivery(8)
+        self.server.sendall(sent[:-3])
+        topic, headers, body = self.reader.connection.message()
+        self.assertEqual((topic, headers["id"], headers["x-stream-offset"], body), ("t", b"e7", 7, b'{"n": 1}'))
+        acked = frame(rabbitmq.METHOD, struct.pack(">HHQ?", *rabbitmq.ACK, 7, False))
+        self.assertEqual(self.server.recv(99), acked)
+        self.assertIsNone(rabbitmq.Connection.message(self.idle()))
+        self.server.sendall(sent[-3:])
+        self.assertEqual(self.reader.connection.message()[2], b"")
+
+    def idle(self):
+        connection = rabbitmq.Connection(None)
+        connection.socket, other = socket.socketpair()
+        self.addCleanup(other.close)
+        self.addCleanup(connection.close)
+        connection.socket.settimeout(0.01)
+        return connection
+
+    def test_what_comes_again_is_left_out(self):
+        self.server.sendall(b"".join(map(delivery, (0, 1, 0, 1, 2))))
+        self.assertEqual([self.reader.read() for _ in range(5)], [True] * 5)
+        self.assertEqual((self.seen, self.reader.next), (["e0", "e1", "e2"], 3))
+
+    def test_a_lost_connection_is_made_again(self):
+        self.server.sendall(frame(rabbitmq.METHOD, struct.pack(">HHH", *rabbitmq.CLOSE, 320) + rabbitmq.short("away")))
+        self.assertFalse(self.reader.read())
+        self.assertIsNone(self.reader.connection.socket)
 
 
 class Measures(unittest.TestCase):

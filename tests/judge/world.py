@@ -8,9 +8,12 @@ import subprocess
 import threading
 import time
 
-from kafka import Connection, Reader
+import kafka
+import nats
+import rabbitmq
 from servers import (
-    PRIMARY_CONF, START_SECONDS, Authority, Broker, Network, Postgres, Proxy, Relay, eventually, free_port,
+    PRIMARY_CONF, START_SECONDS, STREAM, Authority, Kafka, Nats, Network, Postgres, Proxy, Rabbitmq, Relay, eventually,
+    free_port,
 )
 from writers import KINDS as TOPICS
 from writers import TABLES, Writer
@@ -34,12 +37,38 @@ retention = "5m"
 {outbox}
 [route]
 topic_prefix = "{prefix}"
-[kafka]
-brokers = "{brokers}"
+{sink}
 [delivery]
 guarantee = "{guarantee}"
 {delivery}
 """
+# Such a bus has no key of a record, and keeps no position.
+KEYLESS = """
+[route.headers]
+key = "{{aggregateid}}"
+[state]
+store = "postgres"
+"""
+SINKS = {
+    "kafka": """
+[kafka]
+brokers = "{brokers}"
+""",
+    "nats": KEYLESS + """
+[sink]
+kind = "nats"
+[nats]
+servers = "{brokers}"
+stream = "{stream}"
+""",
+    "rabbitmq": KEYLESS + """
+[sink]
+kind = "rabbitmq"
+[rabbitmq]
+servers = "{brokers}"
+exchange = "{stream}"
+""",
+}
 MARK = """pending = "status = 'PENDING'"\nmark = "status = 'PUBLISHED'\""""
 # What each mode adds to [slot], [outbox] and [delivery].
 MODES = {
@@ -89,12 +118,7 @@ class World:
         self.network = Network()
         self.outstanding = Outstanding()
         doors = [[free_port() for _ in range(options.brokers)] for _ in range(options.relays)]
-        alone = options.guarantee == "exactly-once" and options.brokers == 1
-        controllers = [free_port() for _ in range(options.brokers)]
-        self.brokers = [
-            Broker(folder, number, controllers, of, 60_000 if alone else 3_000)
-            for number, of in enumerate(zip(*doors), 1)
-        ]
+        self.brokers = self.start_brokers(doors)
         self.disk = os.path.join(folder, "disk")
         os.mkdir(self.disk)
         if "postgres-full" in options.kinds:
@@ -106,7 +130,9 @@ class World:
         self.authority = Authority(folder) if "certificate" in options.kinds else None
         self.postgres = Postgres(folder, options.postgres, authority=self.authority)
         self.postgres.create()
-        eventually("Kafka answers", START_SECONDS, self.brokers_are_whole)
+        if options.sink != "kafka":
+            eventually("the stream is there", START_SECONDS, self.brokers[0].make)
+        eventually("the brokers answer", START_SECONDS, self.brokers_are_whole)
         self.postgres.sql(TABLES)
         self.proxies, self.relays = {}, []
         front = Proxy(self.network, free_port(), self.postgres.port, options.seed)
@@ -127,10 +153,7 @@ class World:
             eventually("the standby is in sync", START_SECONDS, self.is_in_sync)
         for relay in self.relays:
             relay.start()
-        committed = options.guarantee == "exactly-once"
-        records = os.path.join(folder, "records.txt")
-        addresses = [("127.0.0.1", broker.port) for broker in self.brokers]
-        self.reader = Reader(addresses, PREFIX, committed, records, self.outstanding.seen)
+        self.reader = self.make_reader()
         self.reader.start()
         each = options.rate / options.writers
         self.writers = [
@@ -144,12 +167,33 @@ class World:
             writer.start()
         self.columns = 0
 
+    def start_brokers(self, doors):
+        options = self.options
+        if options.sink == "nats":
+            return [Nats(self.folder, PREFIX, options.relays, options.duplicate_window)]
+        if options.sink == "rabbitmq":
+            return [Rabbitmq(self.folder, options.relays)]
+        alone = options.guarantee == "exactly-once" and options.brokers == 1
+        controllers = [free_port() for _ in range(options.brokers)]
+        return [
+            Kafka(self.folder, number, controllers, of, 60_000 if alone else 3_000)
+            for number, of in enumerate(zip(*doors), 1)
+        ]
+
+    def make_reader(self):
+        addresses = [("127.0.0.1", broker.port) for broker in self.brokers]
+        records, seen = os.path.join(self.folder, "records.txt"), self.outstanding.seen
+        if self.options.sink != "kafka":
+            module = {"nats": nats, "rabbitmq": rabbitmq}[self.options.sink]
+            return module.StreamReader(addresses[0], STREAM, records, seen)
+        return kafka.TopicReader(addresses, PREFIX, self.options.guarantee == "exactly-once", records, seen)
+
     def add_relay(self, number, doors):
         database = Proxy(self.network, free_port(), self.postgres.port, f"{self.options.seed} {number}")
         self.proxies["postgres", number] = database
         for index, (broker, door) in enumerate(zip(self.brokers, doors), 1):
             seed = f"{self.options.seed} {number} {index}"
-            self.proxies["kafka", f"{number}.{index}"] = Proxy(self.network, door, broker.doors[number], seed)
+            self.proxies[self.options.sink, f"{number}.{index}"] = Proxy(self.network, door, broker.doors[number], seed)
         bootstrap = ",".join(f"127.0.0.1:{door}" for door in doors)
         text = self.settings(database.port, bootstrap)
         self.relays.append(Relay(self.folder, number, self.options.binary, text))
@@ -157,8 +201,9 @@ class World:
     def settings(self, port, brokers):
         tls = f"sslmode=verify-full&sslrootcert={self.authority.crt}" if self.authority else "sslmode=disable"
         more = {"slot": "", "outbox": "", "delivery": "", **MODES[self.options.mode]}
+        sink = SINKS[self.options.sink].format(brokers=brokers, stream=STREAM)
         return RELAY.format(
-            database=self.postgres.url_at(port, tls), prefix=PREFIX, brokers=brokers,
+            database=self.postgres.url_at(port, tls), prefix=PREFIX, sink=sink,
             guarantee=self.options.guarantee, **more,
         )
 
@@ -253,7 +298,7 @@ class World:
         if self.postgres.sql("select pg_promote(true, 60)") != ["t"]:
             raise RuntimeError(f"the standby was not promoted: {self.postgres.log}")
         for (side, _), proxy in self.proxies.items():
-            if side != "kafka":
+            if side in ("postgres", "writers"):
                 self.network.do(proxy.lead_to(self.postgres.port))
         self.add_standby()
         return 0, self.is_in_sync
@@ -341,18 +386,18 @@ class World:
 
     def partitions(self, broker):
         topic = PREFIX + self.chance.choice(TOPICS)
-        count = len(broker.ask(Connection.metadata, (0, {}))[1].get(topic, ()))
+        count = len(broker.ask(kafka.Connection.metadata, (0, {}))[1].get(topic, ()))
         more = 0 < count < PARTITIONS_MAX and broker.ask(lambda connection: connection.add_partitions(topic, count + 1))
         return (0, None) if more else None
 
     def topic_limit(self, broker):
         """A topic that refuses some events. They are parked, until an operator tries them again."""
         topic = PREFIX + self.chance.choice(TOPICS)
-        if not broker.ask(lambda connection: connection.limit(topic, self.chance.randint(*LIMITS))):
+        if not broker.limit(topic, self.chance.randint(*LIMITS)):
             return None
 
         def lift():
-            return broker.ask(lambda connection: connection.limit(topic, None)) and self.retry_parked()
+            return broker.limit(topic, None) and self.retry_parked()
 
         return self.long(8), lift
 

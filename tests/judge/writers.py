@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 
-from kafka import digest
+from records import digest
 
 TABLES = """
 create table aggregates (topic text, aggregate text, n int, primary key (topic, aggregate));
