@@ -8,7 +8,6 @@ use crate::postgres::quote::quoted;
 use crate::postgres::replication::TimelineSwitch;
 use crate::source::preflight::{self, Facts};
 use crate::source::row_key::NEEDS_KEY;
-use crate::state::Stored;
 use crate::state::check::{Gap, SlotNow, gap, known, same_cluster};
 use walrelay_core::catch_up::{CatchUp, Rows};
 use walrelay_core::config::{OutboxConfig, SlotName};
@@ -16,6 +15,7 @@ use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position, ServerIdentity};
+use walrelay_core::stored::Stored;
 
 const UNKNOWN_ROWS: &str =
     "the stored position does not tell which rows of the table were published";

@@ -32,7 +32,6 @@ use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
 use crate::source::watch::Fingerprint;
 use crate::source::{Status, WalStream};
-use crate::state::Stored;
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
@@ -42,10 +41,10 @@ use walrelay_core::event::BaseTypes;
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
-use walrelay_core::position::ServerIdentity;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, Position, ServerIdentity};
 use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::sessions::TableReason;
+use walrelay_core::stored::Stored;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {

@@ -12,11 +12,10 @@
 use crate::config::Bus;
 use crate::postgres::replication::TimelineSwitch;
 use crate::sink::other_cluster;
-use crate::state::Stored;
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::ledger::trail::Published;
-use walrelay_core::position::ServerIdentity;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, Position, ServerIdentity};
+use walrelay_core::stored::Stored;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotNow {
