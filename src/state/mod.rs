@@ -1,4 +1,4 @@
-//! Where the position is kept, and whether it belongs to this server, slot and cluster of the bus.
+//! Where the position is kept.
 
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Client;
@@ -9,7 +9,6 @@ use crate::source::control::Control;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::stored::Stored;
 
-pub(crate) mod check;
 pub(crate) mod kafka;
 mod postgres;
 
