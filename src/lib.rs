@@ -52,7 +52,7 @@
 //! | [`survey`] | the list of checks of `doctor` and `config check` | no |
 //! | [`sink`] | where records go: a folder or file for each bus | yes |
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
-//! | [`state`] | the position store; whose position it is: server and slot | yes |
+//! | [`state`] | the position store | yes |
 //! | [`upkeep`] | writes to rows: mark, delete, retention; table `walrelay.parked` | yes |
 //! | [`telemetry`] | logs, metrics, health, status page, spans, systemd | yes |
 //! | [`relay`] | composition: one task, loops for stream and table, back-off, shutdown | yes |

@@ -11,7 +11,7 @@ use crate::cli::output::{Consent, Grid, Outcome, note, print_report};
 use crate::cli::progress::Bar;
 use crate::config::StoreKind;
 use crate::source::preflight;
-use crate::state::{self, Stored};
+use crate::state;
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{bound, connect_as};
 use walrelay_core::config::unit::exact_duration;
@@ -19,6 +19,7 @@ use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::printable::counted;
+use walrelay_core::stored::Stored;
 
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Where the seconds of a time end in the text form of Postgres.

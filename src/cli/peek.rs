@@ -20,15 +20,15 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::slot_now;
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
-use crate::state::check::{Start, reconcile};
-use crate::state::{self, Stored};
+use crate::state;
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use walrelay_core::event::{Assembler, BaseTypes, Event, Step};
-use walrelay_core::position::ServerIdentity;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, Position, ServerIdentity};
 use walrelay_core::route::Router;
+use walrelay_core::start::{Start, reconcile};
+use walrelay_core::stored::Stored;
 
 /// The longest wait for the stored position: the operator may ask because the bus is down.
 const STORED_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use crate::postgres::transport::{self, Login, Opened, Transport};
 use crate::postgres::wire::Inbox;
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::position::Lsn;
+use walrelay_core::position::{Lsn, TimelineSwitch};
 
 /// The greatest message before streaming. The largest is a timeline's history.
 const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -63,14 +63,6 @@ pub(crate) struct NewSlot {
     pub consistent_point: Lsn,
     /// The name of the exported snapshot, which sees all earlier commits.
     pub snapshot: String,
-}
-
-/// The end of a timeline in the history of the queried server. WAL of the timeline beyond it does
-/// not exist there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TimelineSwitch {
-    pub timeline: u32,
-    pub switch_lsn: Lsn,
 }
 
 impl WalSession<Transport> {

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::state::Stored;
 use crate::telemetry::{Metrics, Telemetry};
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{self, bound};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::stored::Stored;
 
 pub(crate) mod drain;
 mod jobs;

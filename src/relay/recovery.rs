@@ -5,17 +5,16 @@ use tokio_postgres::Client;
 use crate::config::{Backlog, Config, Mode, OnLoss, StoreKind};
 use crate::poll::{NEEDS_ORDER, TableFacts, all_table_facts};
 use crate::postgres::quote::quoted;
-use crate::postgres::replication::TimelineSwitch;
 use crate::source::preflight::{self, Facts};
 use crate::source::row_key::NEEDS_KEY;
-use crate::state::Stored;
-use crate::state::check::{Gap, SlotNow, gap, known, same_cluster};
 use walrelay_core::catch_up::{CatchUp, Rows};
 use walrelay_core::config::{OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::ledger::trail::Published;
-use walrelay_core::position::{Lsn, Position, ServerIdentity};
+use walrelay_core::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
+use walrelay_core::start::{Gap, SlotNow, gap, known, same_cluster};
+use walrelay_core::stored::Stored;
 
 const UNKNOWN_ROWS: &str =
     "the stored position does not tell which rows of the table were published";
@@ -140,7 +139,7 @@ impl Found<'_> {
 }
 
 /// What to do about `slot`, given what is stored and how that fits (see
-/// [`crate::state::check::gap`]). Errors: a person has to choose; the remedy lists the choices.
+/// [`gap`]). Errors: a person has to choose; the remedy lists the choices.
 fn plan(
     config: &Config,
     loaded: Option<&Stored>,

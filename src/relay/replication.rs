@@ -20,8 +20,7 @@ use crate::relay::shared_loop::{
     OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
 };
 use crate::relay::stop::Stop;
-use crate::relay::store::AnyStore;
-use crate::relay::store::Known;
+use crate::relay::store::{AnyStore, Known};
 use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
 use crate::source::control::{PendingRow, WalPosition};

@@ -26,7 +26,6 @@ use crate::config::{Config, StoreKind};
 use crate::relay::stall_watchdog::StallGuard;
 use crate::relay::stop::Stop;
 use crate::relay::store::Known;
-use crate::state::Stored;
 use crate::telemetry::Metrics;
 use crate::upkeep::parked::DROPPED_NAMED_MAX;
 use crate::upkeep::{DatabaseIdentity, Marker};
@@ -34,12 +33,14 @@ use walrelay_core::config::max_attempts;
 use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::{RowId, Shown};
 use walrelay_core::failpoint;
-use walrelay_core::parked::{AggregateHead, BEHIND, ParkedEvent, ParkedRef, ParkedRow};
-use walrelay_core::parked::{Batch, FailedAgain, Failure};
+use walrelay_core::parked::{
+    AggregateHead, BEHIND, Batch, FailedAgain, Failure, ParkedEvent, ParkedRef, ParkedRow,
+};
 use walrelay_core::publisher::parked_index::{Retry, RetryMemory, RetryReport};
 use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
 use walrelay_core::publisher::{Publisher, millis};
 use walrelay_core::sink::Sink;
+use walrelay_core::stored::Stored;
 
 /// How often the table is asked which events are due, while any are parked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -21,7 +21,7 @@ use crate::config::{Config, Mode, OnLoss, SourceConfig, StoreKind};
 use crate::poll::{Reader, all_table_facts, missing_indexes};
 use crate::postgres::fault;
 use crate::postgres::quote::quote_ident;
-use crate::postgres::replication::{TimelineSwitch, WalSession};
+use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
 use crate::relay::recovery::{Found, TableTask, fits, polled, slot_task, wants_backlog};
 use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
@@ -32,8 +32,6 @@ use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
 use crate::source::watch::Fingerprint;
 use crate::source::{Status, WalStream};
-use crate::state::Stored;
-use crate::state::check::{SlotNow, gap, reconcile};
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::OutboxConfig;
@@ -42,10 +40,11 @@ use walrelay_core::event::BaseTypes;
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
-use walrelay_core::position::ServerIdentity;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
 use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::sessions::TableReason;
+use walrelay_core::start::{SlotNow, gap, reconcile};
+use walrelay_core::stored::Stored;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -650,6 +649,7 @@ fn confirmed_flush(slot: Option<&Slot>) -> Lsn {
 /// Without the cluster of the bus, which only a client of it knows.
 pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
     let fingerprints = fingerprints(config, facts);
+    let bus = config.sink.kind.bus();
     SlotNow {
         name: config.source.slot.to_string(),
         confirmed_flush,
@@ -667,7 +667,8 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
                 .filter_map(|outbox| outbox.source.prefix().cloned()),
         ),
         cluster_id: None,
-        bus: config.sink.kind.bus(),
+        bus: bus.name,
+        bus_address: bus.address,
     }
 }
 

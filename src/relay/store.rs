@@ -10,13 +10,14 @@ use crate::config::Config;
 use crate::relay::published_versions::PublishedVersions;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
-use crate::state::{Store, Stored};
+use crate::state::Store;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction};
 use walrelay_core::publisher::write_back::WriteBacks;
+use walrelay_core::stored::Stored;
 use walrelay_core::turn::Turn;
 
 /// The knowledge of this process, which outlives its sessions.

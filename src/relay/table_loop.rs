@@ -20,7 +20,6 @@ use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::sink::AnySink;
 use crate::source::control::Control;
-use crate::state::Stored;
 use crate::upkeep::Marker;
 use walrelay_core::catch_up::Checkpoints;
 use walrelay_core::clock::now_us;
@@ -31,6 +30,7 @@ use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::{Publisher, contradiction};
+use walrelay_core::stored::Stored;
 
 /// How often progress is stored: events since then come again after a crash.
 const STORE_INTERVAL: Duration = Duration::from_millis(250);

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::config::Bus;
-use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
-use walrelay_core::sink::Connection;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::sink::{Connection, other_cluster};
 
 /// A server that restarts can refuse for a moment; a refusal that lasts longer than this is meant.
 const REFUSAL_GRACE: Duration = Duration::from_secs(2);
@@ -61,33 +61,11 @@ impl Home {
             let home = self.id.get_or_init(|| now.clone());
             if *home != now {
                 self.left
-                    .get_or_init(|| other_cluster(self.bus, home, &now));
+                    .get_or_init(|| other_cluster(self.bus.name, self.bus.address, home, &now));
             }
         }
         self.left.get().map_or(Ok(()), |left| Err(left.clone()))
     }
-}
-
-/// The error where events were delivered to the cluster with the id `before`, and the address leads
-/// to another one `now`.
-pub(crate) fn other_cluster(bus: Bus, before: &str, now: &str) -> Error {
-    let Bus { name, address, .. } = bus;
-    let cause = format!(
-        "events were delivered to the {name} cluster {before}, and {address} leads to the cluster \
-         {now}: another cluster \
-         has the address, or {address} was changed"
-    );
-    Error::new(Kind::PositionMismatch, cause).remedy(
-        Remedy::from(format!(
-            "check {address}. If the other cluster is meant, start the relay once with `"
-        ))
-        .and(NextCommand::new("run").flag("adopt-slot"))
-        .and("`, which goes on from the slot's position. Then ")
-        .and(NextCommand::new("verify"))
-        .and(" names events that only the cluster before has, and `")
-        .and(NextCommand::new("replay"))
-        .and("` publishes them"),
-    )
 }
 
 #[derive(Debug)]
@@ -303,7 +281,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn another_cluster_is_reported_at_once_and_no_answer_ends_that() {
         let tracker = Tracker::new(BUS, false);
-        let error = other_cluster(BUS, "a", "b");
+        let error = other_cluster(BUS.name, BUS.address, "a", "b");
         tracker.refused(error.clone());
         tracker.up();
         assert!(!tracker.is_up());

@@ -46,7 +46,6 @@ mod stdout;
 #[cfg(feature = "webhook")]
 mod webhook;
 
-pub(crate) use connection::other_cluster;
 pub use kafka::KafkaSink;
 pub(crate) use kafka::native::linked_libraries;
 pub use kafka::options::Transactional;

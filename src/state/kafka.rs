@@ -13,8 +13,9 @@ use crate::sink::Producer;
 use crate::sink::kafka::cluster::{judge_of_position, refused_position};
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
-use crate::state::Stored;
+use crate::state::encode;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::stored::Stored;
 
 const PARTITION: i32 = 0;
 
@@ -59,7 +60,7 @@ impl KafkaStore {
 
     /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
-        let value = stored.encode()?;
+        let value = encode(stored)?;
         let topic = &self.topic;
         let key = self.key.as_bytes();
         match self.producer.is_transactional() {
@@ -311,7 +312,7 @@ fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
     let remedy = "use another state topic or key; if the record was damaged, remove it and start \
                   with --adopt-slot, which \
                   publishes again whatever the slot still holds";
-    Stored::decode(value, &place, remedy).map_err(|error| error.with_kind(Kind::BusRefused))
+    super::decode(value, &place, remedy).map_err(|error| error.with_kind(Kind::BusRefused))
 }
 
 #[cfg(test)]
@@ -359,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_position_reads_back_as_it_was_written() {
-        let value = stored(0x16_B374_D848).encode().unwrap();
+        let value = encode(&stored(0x16_B374_D848)).unwrap();
         assert_eq!(
             decode(value.as_bytes(), "t", "k"),
             Ok(stored(0x16_B374_D848))
@@ -404,7 +405,7 @@ mod tests {
 
     #[test]
     fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused() {
-        let value = stored(1).encode().unwrap();
+        let value = encode(&stored(1)).unwrap();
         let of = |version: &str| value.replace("\"version\":3", version);
         let first = of("\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
         assert_ne!(first, value);
@@ -484,7 +485,7 @@ mod tests {
 
     #[test]
     fn fuzzed_positions() {
-        let plain = stored(0x16_B374_D848).encode().unwrap();
+        let plain = encode(&stored(0x16_B374_D848)).unwrap();
         let more = concat!(
             r#","published":{"snapshot":"10:20:10,14","lsn":"0/7","also":[21],"copies":"9:9:","#,
             r#""earlier":[{"snapshot":"7:7:","lsn":"0/1"}]},"stream_only":[7],"catch_up":"#,
@@ -497,7 +498,7 @@ mod tests {
         fuzz("stored positions", 1 << 20, &corpus, |bytes| {
             match decode(bytes, "t", "k") {
                 Ok(stored) => {
-                    let again = stored.encode().unwrap();
+                    let again = encode(&stored).unwrap();
                     assert_eq!(decode(again.as_bytes(), "t", "k"), Ok(stored));
                 }
                 Err(error) => assert_eq!(error.kind(), Kind::BusRefused),

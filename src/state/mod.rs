@@ -1,64 +1,16 @@
-//! Where the position is kept, and whether it belongs to this server, slot and cluster of the bus.
+//! Where the position is kept.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use tokio_postgres::Client;
 
 use crate::config::{Config, StoreKind};
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
-use walrelay_core::catch_up::CatchUp;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::ledger::trail::Published;
-use walrelay_core::position::{Position, ServerIdentity};
+use walrelay_core::stored::Stored;
 
-pub(crate) mod check;
 pub(crate) mod kafka;
 mod postgres;
-
-/// The stored value: a position, and the server, slot, tables and cluster of the bus that it
-/// belongs to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stored {
-    #[serde(flatten)]
-    pub server: ServerIdentity,
-    pub slot: String,
-    /// The id of the process that stored it. One that takes over does so before it publishes.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub relay: String,
-    /// Everything up to here was delivered.
-    pub position: Position,
-    /// OID of the publication, to notice one recreated while the relay was away.
-    pub publication_oid: u32,
-    /// The version of the publication (`xmin` of its row) up to which every row is in the stream;
-    /// empty if not known.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub publication_version: String,
-    /// OIDs of the outbox tables, likewise. Sorted.
-    #[serde(alias = "table_oid", deserialize_with = "one_or_several")]
-    pub table_oids: Vec<u32>,
-    /// OIDs of the rows that say the tables are in the publication: removing and adding it makes
-    /// others. Sorted.
-    #[serde(default)]
-    pub membership_oids: Vec<u32>,
-    /// Prefixes of the messages that are events: without them, an index in a transaction counts
-    /// otherwise. Sorted.
-    #[serde(default)]
-    pub message_prefixes: Vec<String>,
-    /// The id of the cluster that has the events; none where its brokers did not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[serde(rename = "kafka_cluster")]
-    pub cluster_id: Option<String>,
-    /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub published: Option<Published>,
-    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot
-    /// is gone.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stream_only: Vec<u32>,
-    /// Rows that have to be read from the table before the slot is streamed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub catch_up: Option<CatchUp>,
-}
 
 /// The layout written, and the newest one understood.
 const LAYOUT: u32 = 3;
@@ -81,69 +33,46 @@ struct Version {
     version: u32,
 }
 
-impl Stored {
-    fn encode(&self) -> Result<String> {
-        let written_at = jiff::Timestamp::now().to_string();
-        let walrelay = env!("CARGO_PKG_VERSION").to_owned();
-        let envelope = Envelope {
-            version: LAYOUT,
-            written_at,
-            walrelay,
-            stored: self.clone(),
-        };
-        serde_json::to_string(&envelope).map_err(|error| {
-            Error::new(
-                Kind::Bug,
-                format!("a position cannot be written as JSON: {error}"),
-            )
-        })
-    }
-
-    /// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of a newer layout, or
-    /// is not a position, which `remedy` is for.
-    fn decode(value: &[u8], place: &str, remedy: &str) -> Result<Stored> {
-        let foreign = |error: serde_json::Error| {
-            // Where, not what: the message can quote the value.
-            let at = format!("{:?} at column {}", error.classify(), error.column());
-            Error::new(
-                Kind::PositionMismatch,
-                format!("{place} is not a position ({at})"),
-            )
-            .remedy(remedy)
-        };
-        let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
-        if layout.version > LAYOUT {
-            let cause = format!(
-                "{place} has layout {}; this walrelay reads up to {LAYOUT}",
-                layout.version
-            );
-            return Err(Error::new(Kind::PositionMismatch, cause)
-                .remedy("run the newer walrelay that wrote it"));
-        }
-        let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
-        Ok(envelope.stored)
-    }
-
-    /// Whether a poller stored it: no slot may go on from there.
-    pub(crate) fn is_polled(&self) -> bool {
-        self.position == Position::default()
-    }
+fn encode(stored: &Stored) -> Result<String> {
+    let written_at = jiff::Timestamp::now().to_string();
+    let walrelay = env!("CARGO_PKG_VERSION").to_owned();
+    let envelope = Envelope {
+        version: LAYOUT,
+        written_at,
+        walrelay,
+        stored: stored.clone(),
+    };
+    serde_json::to_string(&envelope).map_err(|error| {
+        Error::new(
+            Kind::Bug,
+            format!("a position cannot be written as JSON: {error}"),
+        )
+    })
 }
 
-/// The first layout had one table.
-fn one_or_several<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Vec<u32>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Oids {
-        One(u32),
-        Several(Vec<u32>),
+/// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of a newer layout, or
+/// is not a position, which `remedy` is for.
+fn decode(value: &[u8], place: &str, remedy: &str) -> Result<Stored> {
+    let foreign = |error: serde_json::Error| {
+        // Where, not what: the message can quote the value.
+        let at = format!("{:?} at column {}", error.classify(), error.column());
+        Error::new(
+            Kind::PositionMismatch,
+            format!("{place} is not a position ({at})"),
+        )
+        .remedy(remedy)
+    };
+    let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
+    if layout.version > LAYOUT {
+        let cause = format!(
+            "{place} has layout {}; this walrelay reads up to {LAYOUT}",
+            layout.version
+        );
+        return Err(Error::new(Kind::PositionMismatch, cause)
+            .remedy("run the newer walrelay that wrote it"));
     }
-    Ok(match Oids::deserialize(deserializer)? {
-        Oids::One(oid) => vec![oid],
-        Oids::Several(oids) => oids,
-    })
+    let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
+    Ok(envelope.stored)
 }
 
 /// The store of `state.store`.

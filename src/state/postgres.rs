@@ -9,8 +9,9 @@ use crate::config::Config;
 use crate::postgres::query::{OwnTable, Param, QUERY_TIMEOUT, QueryError, bounded, one_text};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
-use crate::state::Stored;
+use crate::state::{decode, encode};
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::stored::Stored;
 
 const LOAD: &str = include_str!("../../sql/position/load.sql");
 const STORE: &str = include_str!("../../sql/position/store.sql");
@@ -57,7 +58,7 @@ impl PostgresStore {
     /// Replaces it: durable on this server when this returns.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         const DOING: &str = "storing the position";
-        let value = stored.encode()?;
+        let value = encode(stored)?;
         let key = self.key.clone();
         let store = |session: Arc<SqlSession>| async move {
             let params: [Param<'_>; 2] = [(&key, Type::TEXT), (&value, Type::TEXT)];
@@ -124,7 +125,7 @@ fn read(key: &str, text: &str) -> Result<Stored> {
     let remedy = "a person wrote it; once the row is deleted, walrelay starts where the slot was \
                   confirmed, which repeats \
                   events and loses none";
-    Stored::decode(
+    decode(
         text.as_bytes(),
         &format!("the value under {key:?} in walrelay.position"),
         remedy,

@@ -14,7 +14,6 @@ use crate::postgres::quote::{
 };
 use crate::postgres::table;
 use crate::source::preflight::system_identifier;
-use crate::state::Stored;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
 use walrelay_core::catalog::{Column, Table};
 use walrelay_core::catch_up::Copies;
@@ -24,6 +23,7 @@ use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Lsn;
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::stored::Stored;
 
 /// The attempts of a batch that another session blocks.
 const ATTEMPTS: u32 = 5;

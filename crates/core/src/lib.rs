@@ -24,8 +24,10 @@
 //! | [`event`] | events from messages and rows |
 //! | [`ledger`] | what is in flight, what to store and confirm; published transactions |
 //! | [`catch_up`] | rows that are read from the table: which, and what is published after them |
+//! | [`stored`] | the stored position, with what it belongs to and what it knows of the tables |
 //! | [`route`] | the record of an event |
 //! | [`sink`] | the boundary of the buses |
+//! | [`start`] | whether the stored position belongs to the slot, and where to start |
 //! | [`lanes`] | order per key, for a bus that keeps none |
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events and acks in; what is given up, parked, written back |
@@ -51,6 +53,8 @@ pub mod secret;
 pub mod sessions;
 pub mod sink;
 pub mod snapshot;
+pub mod start;
+pub mod stored;
 pub mod template;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -186,6 +186,16 @@ pub struct ServerIdentity {
     pub timeline: u32,
 }
 
+/// The end of a timeline in the history of the queried server. WAL of the timeline beyond it does
+/// not exist there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimelineSwitch {
+    /// The timeline that ended.
+    pub timeline: u32,
+    /// Where it ended.
+    pub switch_lsn: Lsn,
+}
+
 #[cfg(test)]
 mod tests {
     use walrelay_fuzz::fuzz_text;

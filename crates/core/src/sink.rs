@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
+use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::ledger::Ticket;
 use crate::route::{OwnedRecord, Record};
 
@@ -36,6 +36,27 @@ impl Connection {
     pub fn answers(&self) -> bool {
         matches!(self, Connection::Up | Connection::Blocked(_))
     }
+}
+
+/// The error where events were delivered to the cluster with the id `before`, and the address leads
+/// to another one `now`.
+pub fn other_cluster(name: &str, address: &str, before: &str, now: &str) -> Error {
+    let cause = format!(
+        "events were delivered to the {name} cluster {before}, and {address} leads to the cluster \
+         {now}: another cluster \
+         has the address, or {address} was changed"
+    );
+    Error::new(Kind::PositionMismatch, cause).remedy(
+        Remedy::from(format!(
+            "check {address}. If the other cluster is meant, start the relay once with `"
+        ))
+        .and(NextCommand::new("run").flag("adopt-slot"))
+        .and("`, which goes on from the slot's position. Then ")
+        .and(NextCommand::new("verify"))
+        .and(" names events that only the cluster before has, and `")
+        .and(NextCommand::new("replay"))
+        .and("` publishes them"),
+    )
 }
 
 /// The result for one record.

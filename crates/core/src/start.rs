@@ -9,20 +9,22 @@
 //! restored copy of the same server that has since written as much WAL as the original had; a
 //! cluster of the bus that was taken back to an older state of its disks.
 
-use crate::config::Bus;
-use crate::postgres::replication::TimelineSwitch;
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::ledger::trail::Published;
+use crate::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
 use crate::sink::other_cluster;
-use crate::state::Stored;
-use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
-use walrelay_core::ledger::trail::Published;
-use walrelay_core::position::ServerIdentity;
-use walrelay_core::position::{Lsn, Position};
+use crate::stored::Stored;
 
+/// A slot with its publication and tables, and the cluster of the bus, as they are now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SlotNow {
+pub struct SlotNow {
+    /// The name of the slot.
     pub name: String,
+    /// The LSN up to which it was confirmed; zero without a slot.
     pub confirmed_flush: Lsn,
+    /// OID of the publication; zero without one.
     pub publication_oid: u32,
+    /// The version of the publication: `xmin` of its row.
     pub publication_version: String,
     /// OIDs of the outbox tables, sorted.
     pub table_oids: Vec<u32>,
@@ -32,12 +34,15 @@ pub(crate) struct SlotNow {
     pub message_prefixes: Vec<String>,
     /// The id of the cluster that the brokers belong to; none where it is not known.
     pub cluster_id: Option<String>,
-    /// The bus, for texts.
-    pub bus: Bus,
+    /// The name of the bus, for texts.
+    pub bus: &'static str,
+    /// The key of the configuration with the address of the bus.
+    pub bus_address: &'static str,
 }
 
+/// Where a relay starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Start {
+pub struct Start {
     /// Everything up to here counts as delivered.
     pub position: Position,
     /// The published rows there.
@@ -55,7 +60,7 @@ pub(crate) struct Start {
 /// never beyond `wal_end`, and without `adopt` neither beyond what is stored nor behind
 /// `slot.confirmed_flush`. Errors: [`Kind::PositionMismatch`], with what to verify and what
 /// `--adopt-slot` may lose.
-pub(crate) fn reconcile(
+pub fn reconcile(
     stored: Option<&Stored>,
     now: &ServerIdentity,
     slot: &SlotNow,
@@ -117,7 +122,7 @@ pub(crate) fn reconcile(
 
 /// Events are in the table and not in the slot, and reading the table mends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Gap {
+pub struct Gap {
     /// How it came about, in a sentence.
     pub cause: String,
     /// The published rows, on the present timeline of the server.
@@ -130,7 +135,7 @@ pub(crate) struct Gap {
 /// has. As [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero. Errors:
 /// [`Kind::PositionMismatch`]: of another server, timeline or slot, a log that is not there, or
 /// events in no table.
-pub(crate) fn gap(
+pub fn gap(
     stored: &Stored,
     now: &ServerIdentity,
     slot: &SlotNow,
@@ -154,7 +159,7 @@ pub(crate) fn gap(
 }
 
 /// The published rows, on the timeline the server is on now.
-pub(crate) fn known(
+pub fn known(
     stored: &Stored,
     now: &ServerIdentity,
     history: &[TimelineSwitch],
@@ -255,10 +260,12 @@ fn compare(
 fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
     let (before, now) = stored.cluster_id.as_ref().zip(slot.cluster_id.as_ref())?;
     (before != now).then(|| Mismatch {
-        cause: other_cluster(slot.bus, before, now).cause().to_owned(),
+        cause: other_cluster(slot.bus, slot.bus_address, before, now)
+            .cause()
+            .to_owned(),
         verify: Remedy::from(format!(
             "check {}. If the other cluster is meant: ",
-            slot.bus.address
+            slot.bus_address
         ))
         .and(verify_and_replay()),
         risk: "events that only the cluster before has are not published to the other one",
@@ -289,7 +296,7 @@ fn dropped_prefix(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
 }
 
 /// Errors: the events are in another cluster than that of the brokers.
-pub(crate) fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
+pub fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
     elsewhere(stored, slot).map_or(Ok(()), |elsewhere| Err(elsewhere.refusal(slot)))
 }
 
@@ -538,8 +545,8 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::position::Partial;
     use proptest::prelude::*;
-    use walrelay_core::position::Partial;
 
     const SWITCH: TimelineSwitch = TimelineSwitch {
         timeline: 1,
@@ -585,7 +592,8 @@ mod tests {
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],
             cluster_id: Some("first".to_owned()),
-            bus: crate::config::SinkKind::Kafka.bus(),
+            bus: "Kafka",
+            bus_address: "kafka.brokers",
         }
     }
 

@@ -1,0 +1,78 @@
+//! The stored value, which the next relay starts from.
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::catch_up::CatchUp;
+use crate::ledger::trail::Published;
+use crate::position::{Position, ServerIdentity};
+
+/// The stored value: a position, and the server, slot, tables and cluster of the bus that it
+/// belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// The server whose log the position is in.
+    #[serde(flatten)]
+    pub server: ServerIdentity,
+    /// The name of the slot.
+    pub slot: String,
+    /// The id of the process that stored it. One that takes over does so before it publishes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub relay: String,
+    /// Everything up to here was delivered.
+    pub position: Position,
+    /// OID of the publication, to notice one recreated while the relay was away.
+    pub publication_oid: u32,
+    /// The version of the publication (`xmin` of its row) up to which every row is in the stream;
+    /// empty if not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub publication_version: String,
+    /// OIDs of the outbox tables, likewise. Sorted.
+    #[serde(alias = "table_oid", deserialize_with = "one_or_several")]
+    pub table_oids: Vec<u32>,
+    /// OIDs of the rows that say the tables are in the publication: removing and adding it makes
+    /// others. Sorted.
+    #[serde(default)]
+    pub membership_oids: Vec<u32>,
+    /// Prefixes of the messages that are events: without them, an index in a transaction counts
+    /// otherwise. Sorted.
+    #[serde(default)]
+    pub message_prefixes: Vec<String>,
+    /// The id of the cluster that has the events; none where its brokers did not tell.
+    #[serde(
+        default,
+        rename = "kafka_cluster",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub cluster_id: Option<String>,
+    /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<Published>,
+    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot
+    /// is gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stream_only: Vec<u32>,
+    /// Rows that have to be read from the table before the slot is streamed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catch_up: Option<CatchUp>,
+}
+
+impl Stored {
+    /// Whether a poller stored it: no slot may go on from there.
+    pub fn is_polled(&self) -> bool {
+        self.position == Position::default()
+    }
+}
+
+/// The first layout had one table.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Oids {
+        One(u32),
+        Several(Vec<u32>),
+    }
+    Ok(match Oids::deserialize(deserializer)? {
+        Oids::One(oid) => vec![oid],
+        Oids::Several(oids) => oids,
+    })
+}
