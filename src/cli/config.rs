@@ -14,10 +14,10 @@ use crate::cli::output::warn;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::config::model::KEYS;
-use crate::config::{Config, LogFormat, Mode, OnLoss, OverBudget, SinkKind, StoreKind};
+use crate::config::{Config, LogFormat, Mode, OverBudget, SinkKind, StoreKind};
 use crate::sink::{check_properties, checks};
 use walrelay_core::config::unit::{exact_duration, parse_duration, parse_seconds};
-use walrelay_core::config::{Guarantee, OnError};
+use walrelay_core::config::{Guarantee, OnError, OnLoss};
 use walrelay_core::error::{Errors, Result};
 
 #[derive(Debug, Args, Serialize)]

@@ -27,7 +27,7 @@ use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use walrelay_core::event::{Assembler, BaseTypes, Event, Step};
 use walrelay_core::position::{Lsn, Position, ServerIdentity};
 use walrelay_core::route::Router;
-use walrelay_core::start::{Start, reconcile};
+use walrelay_core::start::{Found, Start, reconcile};
 use walrelay_core::stored::Stored;
 
 /// The longest wait for the stored position: the operator may ask because the bus is down.
@@ -112,7 +112,14 @@ impl Subject {
             timeline: server.timeline,
         };
         let history = wal.timeline_history(server.timeline).await?;
-        let start = reconcile(Some(stored), &now, &slot, server.xlogpos, &history, false);
+        let found = Found {
+            stored: Some(stored),
+            server: &now,
+            slot: &slot,
+            wal_end: server.xlogpos,
+            history: &history,
+        };
+        let start = reconcile(found, false);
         let start = start.unwrap_or_else(|error| Start {
             position: Position::at(confirmed),
             published: None,

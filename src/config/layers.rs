@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, OnLoss, PollConfig,
-    RabbitmqConfig, Shutdown, SinkConfig, Slot, SmtpConfig, StateConfig, StoreKind, StreamConfig,
-    WebhookConfig, how_to_set,
+    Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, PollConfig, RabbitmqConfig,
+    Shutdown, SinkConfig, Slot, SmtpConfig, StateConfig, StoreKind, StreamConfig, WebhookConfig,
+    how_to_set,
 };
 use super::nats::nats;
 use super::otel::{self, OtelConfig, otel};
@@ -21,7 +21,7 @@ use walrelay_core::config::draft::KAFKA_PROPERTIES;
 use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
 use walrelay_core::config::outbox::{OutboxConfig, Upkeep, ValueConfig};
 use walrelay_core::config::unit::exact_duration;
-use walrelay_core::config::{DeliveryConfig, OnError, ReadTails};
+use walrelay_core::config::{Backlog, DeliveryConfig, OnError, OnLoss, ReadTails};
 use walrelay_core::error::{Error, Errors, Kind, Result, both};
 use walrelay_core::secret::Secret;
 

@@ -32,8 +32,8 @@ pub use layers::{Environment, Flags, Settings};
 pub(crate) use model::NatsConfig;
 #[cfg(feature = "rabbitmq")]
 pub(crate) use model::RabbitmqConfig;
-pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
 pub use model::{KafkaConfig, SinkConfig, StreamConfig, WebhookConfig};
+pub(crate) use model::{LogFormat, Mode, OverBudget, StateConfig, StoreKind};
 #[cfg(feature = "smtp")]
 pub(crate) use model::{MailValue, SmtpConfig, SmtpTls};
 pub(crate) use otel::OtelConfig;

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES};
 use walrelay_core::config::outbox::{Format, Outbox, RouteConfig};
 use walrelay_core::config::text;
 use walrelay_core::config::unit::{Bytes, Count, GIB, KIB, Lasting, MIB, Within};
-use walrelay_core::config::{DeliveryConfig, SlotName};
+use walrelay_core::config::{Backlog, DeliveryConfig, OnLoss, SlotName};
 use walrelay_core::secret::Secret;
 
 const SECOND_MS: u64 = 1000;
@@ -131,35 +130,6 @@ fn retained_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::
     Within::<Bytes, MIB, { 64 * 1024 * GIB }>::deserialize(from).map(Some)
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Backlog {
-    All,
-    None,
-    Pending,
-    /// Rows of this time or later: a timestamp as SQL reads it.
-    Since(String),
-}
-
-impl FromStr for Backlog {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        // SQL may read an instant, or a date with or without a time of day.
-        let is_time = |text: &str| {
-            text.parse::<jiff::Timestamp>().is_ok()
-                || text.parse::<jiff::civil::DateTime>().is_ok()
-                || text.parse::<jiff::civil::Date>().is_ok()
-        };
-        match (text, text.strip_prefix("since=").map(str::trim)) {
-            ("all", _) => Ok(Backlog::All),
-            ("none", _) => Ok(Backlog::None),
-            ("pending", _) => Ok(Backlog::Pending),
-            (_, Some(time)) if is_time(time) => Ok(Backlog::Since(time.to_owned())),
-            _ => Err(format!("{text:?} names no rows")),
-        }
-    }
-}
-
 choices! {
     pub enum Mode {
         /// From the replication slot
@@ -169,14 +139,6 @@ choices! {
         Poll,
         /// From the slot where there can be one, else from the table until there can
         Auto,
-    }
-
-    pub enum OnLoss {
-        /// Create it again, and read the unpublished rows from the table
-        #[default]
-        Recover,
-        /// Stop
-        Stop,
     }
 
     pub enum OverBudget {

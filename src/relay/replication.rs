@@ -14,7 +14,7 @@ use crate::relay::drain::DRAIN_TIMEOUT;
 use crate::relay::jobs::{
     Done, HeldCommits, Jobs, ReadTail, RequeueDetector, RetentionLimit, RowsPersist, Verdict,
 };
-use crate::relay::recovery::why_unread;
+use crate::relay::recovery::rules;
 use crate::relay::session::{Session, memberships};
 use crate::relay::shared_loop::{
     OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
@@ -570,8 +570,10 @@ impl ReplicationLoop<'_> {
     fn publication_altered(&mut self, look: &Look, looks_same: bool) -> Result<()> {
         let config = self.shared.process.config;
         let identity = &mut self.session.start.identity;
-        let why = why_unread(config, identity, self.pipeline.trail.is_known()).map(str::to_owned);
-        let why = why.or_else(|| look.unreadable.as_ref().map(ToString::to_string));
+        let why = rules(config)
+            .why_unread(identity, self.pipeline.trail.is_known())
+            .map(str::to_owned)
+            .or_else(|| look.unreadable.as_ref().map(ToString::to_string));
         let slot = &config.source.slot;
         let publication = &config.source.publication;
         match (why, look.now.first(), look.versioned()) {

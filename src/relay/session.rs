@@ -17,13 +17,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_postgres::Client;
 
-use crate::config::{Config, Mode, OnLoss, SourceConfig, StoreKind};
+use crate::config::{Config, Mode, SourceConfig, StoreKind};
 use crate::poll::{Reader, all_table_facts, missing_indexes};
 use crate::postgres::fault;
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
-use crate::relay::recovery::{Found, TableTask, fits, polled, slot_task, wants_backlog};
+use crate::relay::recovery::{fits, rules, table_start};
 use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
 use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, BusSink as _, SinkHandle, Transactional};
@@ -34,7 +34,7 @@ use crate::source::watch::Fingerprint;
 use crate::source::{Status, WalStream};
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
-use walrelay_core::config::OutboxConfig;
+use walrelay_core::config::{OnLoss, OutboxConfig};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::BaseTypes;
 use walrelay_core::failpoint;
@@ -42,8 +42,9 @@ use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
 use walrelay_core::publisher::pipeline::Delivered;
+use walrelay_core::recovery::TableTask;
 use walrelay_core::sessions::TableReason;
-use walrelay_core::start::{SlotNow, gap, reconcile};
+use walrelay_core::start::{Found, SlotNow, reconcile, stored_now};
 use walrelay_core::stored::Stored;
 
 /// A session that streams from the slot, and belongs to what is stored.
@@ -236,20 +237,19 @@ impl Owned<'_> {
             cluster_id,
             ..slot_now(config, facts, confirmed_flush(now.slot.as_ref()))
         };
-        let stored = loaded.as_ref();
+        let found = Found {
+            stored: loaded.as_ref(),
+            server: &server,
+            slot: &slot,
+            wal_end: now.wal_end,
+            history: &history,
+        };
         // A slot that was dropped ended our stream. The next look judges what is stored.
         let is_gone = now.slot.is_none() && config.source.on_loss == OnLoss::Recover;
-        if is_gone || needs_table(config, stored, &server, &slot, now.wal_end, &history) {
+        if is_gone || rules(config).needs_table(found) {
             return Ok(None);
         }
-        let start = reconcile(
-            loaded.as_ref(),
-            &server,
-            &slot,
-            now.wal_end,
-            &history,
-            config.state.adopt_slot,
-        )?;
+        let start = reconcile(found, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
         let mut identity = Stored {
             position: start.position,
@@ -257,7 +257,7 @@ impl Owned<'_> {
                 .published
                 .or_else(|| published_before_slot(&now, start.position)),
             catch_up: None,
-            ..stored_now(server, slot, loaded.as_ref())
+            ..stored_now(found)
         };
         if config.state.adopt_slot {
             identity.publication_version = publication_version(facts);
@@ -317,7 +317,7 @@ pub(super) struct Lease {
 impl Lease {
     /// Takes the lease, and finds out what is to be done.
     /// Errors: [`Kind::SlotActive`] where another relay has the lease or the slot, or there is
-    /// nothing to be done by now: both heal. Those of [`slot_task`], [`polled`] and the sessions.
+    /// nothing to be done by now: both heal. Those of [`table_start`] and the sessions.
     pub(super) async fn take(
         config: &Config,
         producer: Option<SinkHandle>,
@@ -358,21 +358,21 @@ impl Lease {
             cluster_id,
             ..slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()))
         };
-        let fresh = stored_now(server, slot.clone(), loaded.as_ref());
         let found = Found {
-            config,
-            loaded: loaded.as_ref(),
-            facts: &facts,
+            stored: loaded.as_ref(),
+            server: &server,
             slot: &slot,
+            wal_end: facts.wal_end,
             history: &history,
         };
-        let (task, stored) = task_and_stored(why, found, fresh, warn)?;
+        let start = table_start(config, &facts, why, found, warn)?;
+        start.notes.into_iter().for_each(warn);
         Ok(Lease {
             control,
             database,
             store,
-            stored,
-            task,
+            stored: start.stored,
+            task: start.task,
             notified,
             facts,
             sink,
@@ -456,29 +456,6 @@ async fn listen(client: &Client, config: &Config) -> Result<()> {
         listening.map_err(|error| fault::query("listening for new rows", &error))?;
     }
     Ok(())
-}
-
-/// The task of the holder of the lease, and the stored position that it begins with.
-fn task_and_stored(
-    why: &TableReason,
-    found: Found<'_>,
-    fresh: Stored,
-    warn: &mut (dyn FnMut(String) + Send),
-) -> Result<(TableTask, Stored)> {
-    Ok(match why {
-        TableReason::Poll(cause) => (TableTask::Poll(cause.clone()), polled(found, fresh, warn)?),
-        TableReason::Asked(_) if fresh.catch_up.is_some() => {
-            return Err(Error::new(
-                Kind::SlotActive,
-                "another relay has begun to read the table; looking again",
-            ));
-        }
-        TableReason::Asked(rows) => (
-            TableTask::Again(rows.clone()),
-            found.loaded.cloned().unwrap_or(fresh),
-        ),
-        TableReason::Gap => (slot_task(found, &fresh, warn)?, fresh),
-    })
 }
 
 /// The checks before a slot is streamed. Gives the error to stop with behind what the slot retains,
@@ -609,35 +586,6 @@ async fn producer_of_session(
     let sink = once_reachable(|| AnySink::transactional(config, &of), tell).await?;
     tracing::debug!(%slot, id = of.id, "older producers are fenced");
     Ok((sink.handle(), Some(sink)))
-}
-
-/// The position to store for this server, slot and publication, with the progress that was
-/// `loaded`.
-fn stored_now(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
-    let known_version = loaded
-        .filter(|loaded| {
-            loaded.publication_oid == slot.publication_oid && !loaded.publication_version.is_empty()
-        })
-        .map(|loaded| loaded.publication_version.clone());
-    Stored {
-        server,
-        slot: slot.name,
-        relay: loaded
-            .map(|loaded| loaded.relay.clone())
-            .unwrap_or_default(),
-        position: loaded.map(|loaded| loaded.position).unwrap_or_default(),
-        publication_oid: slot.publication_oid,
-        publication_version: known_version.unwrap_or(slot.publication_version),
-        table_oids: slot.table_oids,
-        membership_oids: slot.membership_oids,
-        message_prefixes: slot.message_prefixes,
-        cluster_id: slot.cluster_id.or_else(|| loaded?.cluster_id.clone()),
-        published: loaded.and_then(|loaded| loaded.published.clone()),
-        stream_only: loaded
-            .map(|loaded| loaded.stream_only.clone())
-            .unwrap_or_default(),
-        catch_up: loaded.and_then(|loaded| loaded.catch_up.clone()),
-    }
 }
 
 /// Zero where there is no slot, or it has no position yet.
@@ -776,31 +724,21 @@ pub(crate) async fn start_from(
         cluster_id,
         ..slot_now(config, facts, confirmed_flush(facts.slot.as_ref()))
     };
-    let fresh = stored_now(server.clone(), slot.clone(), loaded);
     let found = Found {
-        config,
-        loaded,
-        facts,
+        stored: loaded,
+        server: &server,
         slot,
+        wal_end: facts.wal_end,
         history: &history,
     };
-    // The survey of the server has told these.
-    let warn: &mut (dyn FnMut(String) + Send) = &mut |_| {};
-    if let TableReason::Poll(_) = why {
-        return polled(found, fresh, warn).map(|_| Vec::new());
-    }
-    if !needs_slot(facts) && !needs_table(config, loaded, &server, slot, facts.wal_end, &history) {
-        let start = reconcile(
-            loaded,
-            &server,
-            slot,
-            facts.wal_end,
-            &history,
-            config.state.adopt_slot,
-        )?;
+    if why == TableReason::Gap && !needs_slot(facts) && !rules(config).needs_table(found) {
+        let start = reconcile(found, config.state.adopt_slot)?;
         return Ok(start.notes.into_iter().map(Warning::note).collect());
     }
-    Ok(vec![match slot_task(found, &fresh, warn)? {
+    // The survey of the server has told its warnings.
+    let start = table_start(config, facts, &why, found, &mut |_| {})?;
+    Ok(vec![match start.task {
+        TableTask::Poll(_) => return Ok(Vec::new()),
         TableTask::MakeSlot(plan) => {
             let text = format!(
                 "{}: the relay makes the slot, and first reads rows of the table",
@@ -813,33 +751,10 @@ pub(crate) async fn start_from(
                 text,
             }
         }
-        TableTask::GoOn | TableTask::Again(_) | TableTask::Poll(_) => Warning::note(
+        TableTask::GoOn | TableTask::Again(_) => Warning::note(
             "the relay continues to read rows of the table, which was interrupted".to_owned(),
         ),
     }])
-}
-
-/// Whether the table has events that the slot does not have.
-fn needs_table(
-    config: &Config,
-    loaded: Option<&Stored>,
-    now: &ServerIdentity,
-    slot: &SlotNow,
-    wal_end: Lsn,
-    history: &[TimelineSwitch],
-) -> bool {
-    match loaded {
-        None => wants_backlog(config) && config.state.store != StoreKind::Slot,
-        Some(stored) if stored.catch_up.is_some() => true,
-        // The stored position is discarded, and the table is read instead.
-        Some(_) if config.state.adopt_slot => {
-            config.source.backlog.is_some() && config.state.store != StoreKind::Slot
-        }
-        Some(stored) => {
-            config.source.on_loss == OnLoss::Recover
-                && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))
-        }
-    }
 }
 
 /// Warns where code of others would run in the relay's sessions.

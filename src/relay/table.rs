@@ -26,7 +26,7 @@ use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::jobs::LOOK_INTERVAL;
 use crate::relay::producer::setup_of;
 use crate::relay::published_versions::PollScan;
-use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits};
+use crate::relay::recovery::{can_poll, fits};
 use crate::relay::session::{Lease, publication_version};
 use crate::relay::shared_loop::{OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
@@ -49,6 +49,7 @@ use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::quarantine::Quarantine;
+use walrelay_core::recovery::{RecoveryPlan, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
 

@@ -32,6 +32,7 @@
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events and acks in; what is given up, parked, written back |
 //! | [`sessions`] | which session comes next, and after which wait |
+//! | [`recovery`] | rows that are read from the table before a slot is streamed, or instead |
 //! | [`turn`] | whether another relay was at work |
 
 pub mod catalog;
@@ -48,6 +49,7 @@ pub mod parked;
 pub mod position;
 pub mod printable;
 pub mod publisher;
+pub mod recovery;
 pub mod route;
 pub mod secret;
 pub mod sessions;

@@ -40,6 +40,22 @@ pub struct SlotNow {
     pub bus_address: &'static str,
 }
 
+/// The stored position, and the server, slot and log that it has to fit.
+#[derive(Debug, Clone, Copy)]
+pub struct Found<'a> {
+    /// The stored position; none where nothing is stored.
+    pub stored: Option<&'a Stored>,
+    /// The server.
+    pub server: &'a ServerIdentity,
+    /// The slot.
+    pub slot: &'a SlotNow,
+    /// The end of the server's flushed WAL (`IDENTIFY_SYSTEM`), read *after* the slot.
+    pub wal_end: Lsn,
+    /// What `TIMELINE_HISTORY` says of the server's timeline. It may be empty where that equals the
+    /// stored one.
+    pub history: &'a [TimelineSwitch],
+}
+
 /// Where a relay starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Start {
@@ -53,26 +69,18 @@ pub struct Start {
 
 /// Where to start, or why not to.
 ///
-/// `wal_end` is the end of the server's flushed WAL (`IDENTIFY_SYSTEM`), read *after* the slot;
-/// `history` is what `TIMELINE_HISTORY` says of `now.timeline`, and may be empty where that equals
-/// the stored one. With `adopt` the slot's position replaces one that does not belong here, with a
-/// note per mismatch; where all belongs together, `adopt` changes nothing. The position returned is
-/// never beyond `wal_end`, and without `adopt` neither beyond what is stored nor behind
+/// With `adopt` the slot's position replaces one that does not belong here, with a note per
+/// mismatch; where all belongs together, `adopt` changes nothing. The position returned is never
+/// beyond `wal_end`, and without `adopt` neither beyond what is stored nor behind
 /// `slot.confirmed_flush`. Errors: [`Kind::PositionMismatch`], with what to verify and what
 /// `--adopt-slot` may lose.
-pub fn reconcile(
-    stored: Option<&Stored>,
-    now: &ServerIdentity,
-    slot: &SlotNow,
-    wal_end: Lsn,
-    history: &[TimelineSwitch],
-    adopt: bool,
-) -> Result<Start> {
+pub fn reconcile(found: Found<'_>, adopt: bool) -> Result<Start> {
+    let Found { slot, wal_end, .. } = found;
     if slot.confirmed_flush > wal_end {
         return Err(slot_beyond_the_log(slot, wal_end));
     }
     let from_slot = Position::at(slot.confirmed_flush);
-    let Some(stored) = stored else {
+    let Some(stored) = found.stored else {
         let note = format!(
             "no position is stored for slot {}: starting where the slot was last confirmed, {}; if \
              the table had rows before it, they are not relayed, unless --backlog says so the \
@@ -92,7 +100,7 @@ pub fn reconcile(
         published,
         mut notes,
         mismatches,
-    } = compare(stored, now, slot, wal_end, history);
+    } = compare(stored, found);
     match mismatches.first() {
         None => Ok(Start {
             position,
@@ -135,21 +143,18 @@ pub struct Gap {
 /// has. As [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero. Errors:
 /// [`Kind::PositionMismatch`]: of another server, timeline or slot, a log that is not there, or
 /// events in no table.
-pub fn gap(
-    stored: &Stored,
-    now: &ServerIdentity,
-    slot: &SlotNow,
-    wal_end: Lsn,
-    history: &[TimelineSwitch],
-) -> Result<Option<Gap>> {
+pub fn gap(found: Found<'_>) -> Result<Option<Gap>> {
+    let Some(stored) = found.stored else {
+        return Ok(None);
+    };
     let Comparison {
         published,
         notes,
         mismatches,
         ..
-    } = compare(stored, now, slot, wal_end, history);
+    } = compare(stored, found);
     if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table) {
-        return Err(other.refusal(slot));
+        return Err(other.refusal(found.slot));
     }
     Ok(mismatches.into_iter().next().map(|first| Gap {
         cause: first.cause,
@@ -159,19 +164,47 @@ pub fn gap(
 }
 
 /// The published rows, on the timeline the server is on now.
-pub fn known(
-    stored: &Stored,
-    now: &ServerIdentity,
-    history: &[TimelineSwitch],
-) -> Option<Published> {
+pub(crate) fn known(found: Found<'_>) -> Option<Published> {
+    let stored = found.stored?;
     let published = stored.published.as_ref()?;
-    if stored.server.timeline == now.timeline {
+    if stored.server.timeline == found.server.timeline {
         return Some(published.clone());
     }
-    let switch = history
+    let switch = found
+        .history
         .iter()
         .find(|switch| switch.timeline == stored.server.timeline)?;
     published.until(switch.switch_lsn)
+}
+
+/// The position to store for this server, slot and publication, with the progress that is stored.
+pub fn stored_now(found: Found<'_>) -> Stored {
+    let Found { stored, server, .. } = found;
+    let slot = found.slot.clone();
+    let known_version = stored
+        .filter(|stored| {
+            stored.publication_oid == slot.publication_oid && !stored.publication_version.is_empty()
+        })
+        .map(|stored| stored.publication_version.clone());
+    Stored {
+        server: server.clone(),
+        slot: slot.name,
+        relay: stored
+            .map(|stored| stored.relay.clone())
+            .unwrap_or_default(),
+        position: stored.map(|stored| stored.position).unwrap_or_default(),
+        publication_oid: slot.publication_oid,
+        publication_version: known_version.unwrap_or(slot.publication_version),
+        table_oids: slot.table_oids,
+        membership_oids: slot.membership_oids,
+        message_prefixes: slot.message_prefixes,
+        cluster_id: slot.cluster_id.or_else(|| stored?.cluster_id.clone()),
+        published: stored.and_then(|stored| stored.published.clone()),
+        stream_only: stored
+            .map(|stored| stored.stream_only.clone())
+            .unwrap_or_default(),
+        catch_up: stored.and_then(|stored| stored.catch_up.clone()),
+    }
 }
 
 /// The result of comparing the stored value with the server, the slot and the log.
@@ -211,13 +244,8 @@ fn verify_and_replay() -> Remedy {
         .and("` publishes them")
 }
 
-fn compare(
-    stored: &Stored,
-    now: &ServerIdentity,
-    slot: &SlotNow,
-    wal_end: Lsn,
-    history: &[TimelineSwitch],
-) -> Comparison {
+fn compare(stored: &Stored, found: Found<'_>) -> Comparison {
+    let slot = found.slot;
     // Of an outbox that is new, rows from before it are not published, whatever a snapshot sees.
     let is_new = slot
         .table_oids
@@ -225,7 +253,7 @@ fn compare(
         .any(|oid| !stored.table_oids.contains(oid));
     let mut comparison = Comparison {
         position: stored.position,
-        published: known(stored, now, history).filter(|_| !is_new),
+        published: known(found).filter(|_| !is_new),
         notes: Vec::new(),
         mismatches: Vec::new(),
     };
@@ -242,14 +270,14 @@ fn compare(
         is_in_the_table: false,
     });
     comparison.mismatches.extend(elsewhere(stored, slot));
-    let other_server = comparison.of_server(stored, now, slot, history);
+    let other_server = comparison.of_server(stored, found);
     // LSNs and OIDs of another server or timeline say nothing here.
     let is_comparable = other_server.is_none();
     comparison
         .mismatches
         .extend(other_server.into_iter().chain(other_slot));
     if is_comparable {
-        comparison.of_log(stored, now, slot, wal_end);
+        comparison.of_log(stored, found);
         comparison.of_outboxes(stored, slot);
     }
     comparison
@@ -296,23 +324,17 @@ fn dropped_prefix(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
 }
 
 /// Errors: the events are in another cluster than that of the brokers.
-pub fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
+pub(crate) fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
     elsewhere(stored, slot).map_or(Ok(()), |elsewhere| Err(elsewhere.refusal(slot)))
 }
 
 impl Comparison {
     /// Why nothing else can be compared, if nothing can. Takes the position back to where the
     /// timelines parted.
-    fn of_server(
-        &mut self,
-        stored: &Stored,
-        now: &ServerIdentity,
-        slot: &SlotNow,
-        history: &[TimelineSwitch],
-    ) -> Option<Mismatch> {
-        let slot = &slot.name;
+    fn of_server(&mut self, stored: &Stored, found: Found<'_>) -> Option<Mismatch> {
+        let slot = &found.slot.name;
         let then = stored.server.timeline;
-        let timeline = now.timeline;
+        let timeline = found.server.timeline;
         let elsewhere = |cause, verify: &str| {
             Some(Mismatch {
                 cause,
@@ -322,7 +344,7 @@ impl Comparison {
             })
         };
         let system = &stored.server.system_identifier;
-        let here = &now.system_identifier;
+        let here = &found.server.system_identifier;
         if system != here {
             return elsewhere(
                 format!(
@@ -345,7 +367,7 @@ impl Comparison {
             return elsewhere(cause, PRESENT_PRIMARY);
         }
         if then < timeline {
-            let Some(switch) = history.iter().find(|switch| switch.timeline == then) else {
+            let Some(switch) = found.history.iter().find(|switch| switch.timeline == then) else {
                 let cause = format!(
                     "{stored_on}, which is no part of the history of the server's timeline \
                      {timeline}"
@@ -365,11 +387,12 @@ impl Comparison {
         None
     }
 
-    fn of_log(&mut self, stored: &Stored, now: &ServerIdentity, slot: &SlotNow, wal_end: Lsn) {
+    fn of_log(&mut self, stored: &Stored, found: Found<'_>) {
+        let Found { slot, wal_end, .. } = found;
         let name = &slot.name;
         let position = self.position;
         let confirmed = slot.confirmed_flush;
-        let same_timeline = stored.server.timeline == now.timeline;
+        let same_timeline = stored.server.timeline == found.server.timeline;
         // A poller has no position, and knows how far the log was all the same.
         let flushed = stored
             .published
@@ -595,6 +618,24 @@ mod tests {
             bus: "Kafka",
             bus_address: "kafka.brokers",
         }
+    }
+
+    fn reconcile(
+        stored: Option<&Stored>,
+        server: &ServerIdentity,
+        slot: &SlotNow,
+        wal_end: Lsn,
+        history: &[TimelineSwitch],
+        adopt: bool,
+    ) -> Result<Start> {
+        let found = Found {
+            stored,
+            server,
+            slot,
+            wal_end,
+            history,
+        };
+        super::reconcile(found, adopt)
     }
 
     fn partly(end: u64, commit: u64) -> Position {

@@ -61,6 +61,13 @@ impl Stored {
     pub fn is_polled(&self) -> bool {
         self.position == Position::default()
     }
+
+    /// Whether rows of one of its tables were seen not to stay.
+    pub(crate) fn rows_vanish(&self) -> bool {
+        self.stream_only
+            .iter()
+            .any(|oid| self.table_oids.contains(oid))
+    }
 }
 
 /// The first layout had one table.

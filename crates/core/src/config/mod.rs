@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`outbox`] | every key of one outbox, and what follows from the keys |
 //! | [`delivery`] | every key of `[delivery]` |
+//! | [`slot`] | the rows to read where the slot is new or lost |
 //! | [`draft`] | files that commands draft |
 //! | [`text`], [`mod@unit`] | what a text and a number may be |
 //! | [`name`] | names of slots and tables, and SQL |
@@ -31,6 +32,7 @@ pub mod delivery;
 pub mod draft;
 pub mod name;
 pub mod outbox;
+pub mod slot;
 pub mod text;
 pub mod unit;
 
@@ -43,3 +45,4 @@ pub use outbox::{
     tables_of,
 };
 pub(crate) use outbox::{MESSAGE_CONTENT, MESSAGE_PREFIX};
+pub use slot::{Backlog, OnLoss};
