@@ -121,7 +121,8 @@ impl RelayProducer {
         self.change_to(State::Running(pipeline));
     }
 
-    /// Takes the sink out, for another source than the slot. Nothing of it is in flight.
+    /// Takes the sink out, to close it, or for another source than the slot once nothing of it is in
+    /// flight.
     pub(super) fn take_sink(&mut self) -> Result<AnySink> {
         match self.change_to(State::Absent) {
             State::Running(pipeline) => Ok(pipeline.publisher.sink),
@@ -151,8 +152,8 @@ impl RelayProducer {
                     if !pipeline.publisher.is_drained() {
                         tell_dropped();
                     }
-                    let what = "another relay was at work in between, or another server answers; \
-                                starting after the stored position";
+                    let what = "another relay was at work, or another server answers; starting \
+                                after the stored position";
                     return Err(Error::new(Kind::SlotActive, what));
                 }
                 pipeline.begun = std::mem::take(&mut left.begun);
@@ -204,10 +205,8 @@ impl RelayProducer {
     /// Ends the producer. The next one sends again what this one has not delivered.
     pub(super) async fn end(&mut self) {
         self.watchdog.release();
-        match self.change_to(State::Absent) {
-            State::New(sink) => sink.close().await,
-            State::Running(pipeline) => pipeline.publisher.sink.close().await,
-            State::Absent => {}
+        if let Ok(sink) = self.take_sink() {
+            sink.close().await;
         }
     }
 
@@ -248,7 +247,7 @@ impl RelayProducer {
 pub(super) fn tell_dropped() {
     tracing::warn!(
         event = "records_dropped",
-        "records that the bus has not acked are dropped, and published again"
+        "unacked records are dropped, and published again"
     );
 }
 

@@ -148,8 +148,8 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// Opens the store, reads it, and stores there that this process has taken over; while the bus
-/// cannot be reached, for as long as it takes. What this process could not store counts as stored.
+/// Opens the store and reads it; while the bus cannot be reached, for as long as it takes. Stores
+/// that this process has taken over. What this process could not store counts as stored.
 pub(super) async fn read_position(
     config: &Config,
     sink: SinkHandle,
@@ -160,12 +160,7 @@ pub(super) async fn read_position(
     let sink = &sink;
     let read = || async move {
         let mut store = Store::open(config, sink, control).await?;
-        let mut loaded = store.load().await?;
-        if let Some(own) = known.resume(loaded.as_ref(), server) {
-            store.store(&own).await?;
-            loaded = Some(own);
-        }
-        let loaded = known.left.lock().progress.clone().or(loaded);
+        let loaded = store.load().await?;
         Ok((
             AnyStore {
                 store,
@@ -179,7 +174,14 @@ pub(super) async fn read_position(
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
             "the stored position cannot be read yet; holding the slot until it can");
     };
-    once_reachable(read, tell).await
+    let (mut store, loaded) = once_reachable(read, tell).await?;
+    let Some(own) = known.resume(loaded.as_ref(), server) else {
+        let progress = known.left.lock().progress.clone();
+        return Ok((store, progress.or(loaded)));
+    };
+    // A producer that fails here ends with the session.
+    store.store(&own).await?;
+    Ok((store, Some(own)))
 }
 
 #[cfg(test)]
