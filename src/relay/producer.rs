@@ -8,8 +8,7 @@ use crate::config::Config;
 use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::store::Known;
-use crate::sink::record_cost_bytes;
-use crate::sink::{AnySink, BusSink as _, SinkHandle};
+use crate::sink::{AnySink, BusSink as _, SinkHandle, record_cost_bytes};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::trail::Published;
@@ -149,9 +148,6 @@ impl RelayProducer {
         let sink = match before {
             State::Running(mut pipeline) => {
                 if is_past {
-                    if !pipeline.publisher.is_drained() {
-                        tell_dropped();
-                    }
                     let what = "another relay was at work, or another server answers; starting \
                                 after the stored position";
                     return Err(Error::new(Kind::SlotActive, what));
@@ -241,14 +237,6 @@ impl RelayProducer {
             pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open()
         })
     }
-}
-
-/// A producer with records in flight is given up, since another relay was at work.
-pub(super) fn tell_dropped() {
-    tracing::warn!(
-        event = "records_dropped",
-        "unacked records are dropped, and published again"
-    );
 }
 
 /// The configuration of a publisher.

@@ -27,6 +27,8 @@ pub(super) type Known = Arc<Knowledge>;
 pub(super) struct Knowledge {
     /// The id of this process, which no other one has.
     pub(super) relay: String,
+    /// The last record that the store took of this process.
+    pub(super) kept: Mutex<Option<Stored>>,
     /// The stored position of a relay that has the slot or the lease; none while it has neither.
     pub(super) stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
@@ -35,26 +37,19 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    /// A record of this process.
-    fn own(&self, stored: &Stored) -> Stored {
-        Stored {
-            relay: self.relay.clone(),
-            ..stored.clone()
-        }
-    }
-
-    /// A session on `server` has `loaded` this. Gives what to store before anything is published,
-    /// where another relay was at work. Nothing is left then.
-    fn resume(&self, loaded: Option<&Stored>, server: &ServerIdentity) -> Option<Stored> {
-        let last_relay = loaded.map(|loaded| &*loaded.relay);
-        let is_here = loaded.is_some_and(|loaded| loaded.server == *server);
+    /// A session on `server` has `loaded` this. Whether all that this process knows counts; else
+    /// nothing is left.
+    fn resume(&self, loaded: Option<&Stored>, server: &ServerIdentity) -> bool {
+        let kept = self.kept.lock();
+        // The slot alone keeps no record.
+        let last = loaded.or(kept.as_ref());
+        let counts = last.is_some_and(|last| last.counts(&self.relay, server, kept.as_ref()));
         let mut left = self.left.lock();
-        if left.turn.resume(&self.relay, last_relay, is_here) {
-            return None;
+        let counts = left.turn.resume(counts);
+        if !counts {
+            left.forget();
         }
-        left.forget();
-        let of_other = loaded.filter(|of| of.relay != self.relay);
-        of_other.map(|of| self.own(of))
+        counts
     }
 }
 
@@ -112,9 +107,13 @@ pub(super) struct AnyStore {
 impl AnyStore {
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let began = Instant::now();
-        let stored = self.known.own(stored);
+        let stored = Stored {
+            relay: self.known.relay.clone(),
+            ..stored.clone()
+        };
         self.store.store(&stored).await?;
         self.known.left.lock().progress = None;
+        *self.known.kept.lock() = Some(stored.clone());
         self.took = began.elapsed();
         // While rows are still to be read from the table, the snapshot does not tell which are
         // published.
@@ -175,13 +174,16 @@ pub(super) async fn read_position(
             "the stored position cannot be read yet; holding the slot until it can");
     };
     let (mut store, loaded) = once_reachable(read, tell).await?;
-    let Some(own) = known.resume(loaded.as_ref(), server) else {
-        let progress = known.left.lock().progress.clone();
-        return Ok((store, progress.or(loaded)));
-    };
-    // A producer that fails here ends with the session.
-    store.store(&own).await?;
-    Ok((store, Some(own)))
+    if !known.resume(loaded.as_ref(), server)
+        && let Some(loaded) = &loaded
+    {
+        // Another relay may be at work, if this process stood still: that ended this session. A
+        // producer that fails ends with it, too.
+        control.wal_position().await?;
+        store.store(loaded).await?;
+    }
+    let progress = known.left.lock().progress.clone();
+    Ok((store, progress.or(loaded)))
 }
 
 #[cfg(test)]
@@ -321,13 +323,28 @@ mod tests {
         }
     }
 
+    /// P1: the position of a server or store that was restored is behind.
     #[test]
-    fn a_process_that_takes_over_stores_that_once() {
+    fn nothing_counts_where_the_store_went_back() {
         let here = stored(1, 0).server;
-        let known = process();
-        assert_eq!(known.resume(None, &here), None);
-        let own = stored_by(&known, 1);
-        assert_eq!(known.resume(Some(&stored(1, 1)), &here), Some(own));
-        assert_eq!(known.resume(Some(&stored_by(&known, 1)), &here), None);
+        for (lsn, counts) in [(2, true), (3, true), (1, false)] {
+            let known = with_progress();
+            *known.kept.lock() = Some(stored_by(&known, 2));
+            let loaded = stored_by(&known, lsn);
+            assert_eq!(known.resume(Some(&loaded), &here), counts, "{lsn}");
+            assert_eq!(known.left.lock().progress.is_some(), counts);
+        }
+    }
+
+    #[test]
+    fn without_a_record_what_was_kept_tells_the_server() {
+        let here = stored(1, 0).server;
+        let there = stored(2, 0).server;
+        for (server, counts) in [(&here, true), (&there, false)] {
+            let known = with_progress();
+            assert!(!with_progress().resume(None, server), "nothing was kept");
+            *known.kept.lock() = Some(stored_by(&known, 2));
+            assert_eq!(known.resume(None, server), counts);
+        }
     }
 }

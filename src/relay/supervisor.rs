@@ -12,14 +12,13 @@ use tokio_postgres::Client;
 use crate::config::{Config, StoreKind};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
-use crate::relay::outage;
 use crate::relay::producer::RelayProducer;
 use crate::relay::session::{Lease, Opened, Session};
 use crate::relay::shared_loop::{Process, report_counts};
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::{Knowledge, Known};
-use crate::relay::{drain, producer, replication, table};
+use crate::relay::{drain, outage, replication, table};
 use crate::sink::{AnySink, BusSink as _};
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
@@ -167,8 +166,7 @@ impl Relay {
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
-        } else if given_up || self.config.state.store == StoreKind::Slot {
-            // Without a store nothing tells whether another relay was at work.
+        } else if given_up {
             self.producer.replace(&self.config).await;
         }
         if self.producer.handle().is_none() && !self.is_transactional() {
@@ -559,8 +557,13 @@ impl Relay {
         }
         tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at \
             work");
+        // It may store nothing.
+        self.known.left.lock().turn.is_past |= holder.streams;
         if self.producer.has_in_flight().await {
-            producer::tell_dropped();
+            tracing::warn!(
+                event = "records_dropped",
+                "records that the bus has not acked are dropped: the other relay publishes them"
+            );
             self.producer.replace(&self.config).await;
         }
     }

@@ -25,10 +25,9 @@ use crate::poll::{NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFac
 use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
-use crate::relay::RETRY_INTERVAL;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
-use crate::relay::setup_of;
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::{RETRY_INTERVAL, setup_of};
 use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;

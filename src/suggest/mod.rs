@@ -17,8 +17,7 @@ use crate::config::model::tables;
 use crate::config::{Endpoint, SinkKind};
 use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::TableName;
-use walrelay_core::config::draft::Draft;
-use walrelay_core::config::draft::HEADERS;
+use walrelay_core::config::draft::{Draft, HEADERS};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::template::Template;
 

@@ -224,7 +224,16 @@ impl Rules<'_> {
     ) -> Result<RecoveryPlan> {
         let found = slot.described(self.slot);
         if self.store_is_slot {
-            return Err(self.without_record(&found));
+            let cause =
+                format!("{found}, and state.store is slot: no record tells what was relayed");
+            let choices = format!(
+                "` makes a slot that begins now; or set state.store to kafka or postgres, and \
+                 choose with {}",
+                self.backlogs()
+            );
+            let setup = NextCommand::new("setup").option("slot", self.slot);
+            let remedy = Remedy::from("`").and(setup).and(choices);
+            return Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
         }
         let Some(stored) = stored else {
             if matches!(slot, SlotIs::Lost(_)) && self.backlog.is_none() {
@@ -243,21 +252,6 @@ impl Rules<'_> {
             });
         }
         self.plan_after_stored(stored, slot, found, gap?)
-    }
-
-    /// The error where the slot alone keeps the position.
-    fn without_record(&self, found: &str) -> Error {
-        let cause = format!("{found}, and state.store is slot: no record tells what was relayed");
-        let choices = format!(
-            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose \
-             with {}",
-            self.backlogs()
-        );
-        Error::new(Kind::SlotUnusable, cause).remedy(
-            Remedy::from("`")
-                .and(NextCommand::new("setup").option("slot", self.slot))
-                .and(choices),
-        )
     }
 
     /// The plan to read what was not published according to `stored`.

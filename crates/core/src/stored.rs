@@ -57,6 +57,16 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// Whether what the process `relay` knows counts on `server`, where this is stored: that process
+    /// stored it there, and not before `kept`. A server or store that was restored has an older one.
+    pub fn counts(&self, relay: &str, server: &ServerIdentity, kept: Option<&Stored>) -> bool {
+        let pair = |of: &Stored| of.published.as_ref().map(|published| published.pair.lsn);
+        let is_older = |kept: &Stored| {
+            !self.position.is_at_or_after(&kept.position) || pair(self) < pair(kept)
+        };
+        self.relay == relay && self.server == *server && !kept.is_some_and(is_older)
+    }
+
     /// Whether a poller stored it: no slot may go on from there.
     pub fn is_polled(&self) -> bool {
         self.position == Position::default()

@@ -35,13 +35,12 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// The slot or the lease is had. `last_relay`: whose id is stored; none where nothing is.
-    /// `is_here`: that was stored of the server that answers.
+    /// The slot or the lease is had. `counts`: the process itself stored what is stored.
     ///
-    /// Whether all that the process of the id `relay` knows still counts. If not, that id has to be
-    /// stored before anything is published.
-    pub fn resume(&mut self, relay: &str, last_relay: Option<&str>, is_here: bool) -> bool {
-        self.is_past |= last_relay != Some(relay) || !is_here;
+    /// Whether all that the process knows still counts. If not, its id has to be stored before
+    /// anything is published.
+    pub fn resume(&mut self, counts: bool) -> bool {
+        self.is_past |= !counts;
         self.is_in_doubt |= self.is_past;
         !self.is_past
     }
@@ -52,8 +51,8 @@ mod tests {
     use super::*;
     use std::mem::take;
 
-    /// The turn of the relay `a`, after its first session.
-    fn of_a() -> Turn {
+    /// A turn after the first session.
+    fn turn() -> Turn {
         let mut turn = Turn::default();
         assert!(take(&mut turn.is_in_doubt), "an earlier one was killed");
         turn
@@ -61,33 +60,21 @@ mod tests {
 
     #[test]
     fn what_a_process_knows_counts_until_another_relay_took_over() {
-        for (last, counts) in [(Some("a"), true), (Some("b"), false), (None, false)] {
-            let mut turn = of_a();
-            assert_eq!(turn.resume("a", last, true), counts, "{last:?}");
-            assert_eq!(take(&mut turn.is_past), !counts, "{last:?}");
-            assert_eq!(take(&mut turn.is_in_doubt), !counts, "{last:?}");
-            assert!(turn.resume("a", Some("a"), true), "from here on it is ours");
+        for counts in [true, false] {
+            let mut turn = turn();
+            assert_eq!(turn.resume(counts), counts);
+            assert_eq!(take(&mut turn.is_past), !counts);
+            assert_eq!(take(&mut turn.is_in_doubt), !counts);
+            assert!(turn.resume(true), "from here on it is ours");
         }
     }
 
     #[test]
-    fn what_was_delivered_before_a_failover_does_not_count_on_the_new_timeline() {
-        // P1: the old primary was at 2, the new one branched off at 1: its commits below 2 are new
-        // events.
-        let mut turn = of_a();
-        assert!(!turn.resume("a", Some("a"), false));
-        assert!(turn.is_past && turn.is_in_doubt);
-    }
-
-    #[test]
     fn what_does_not_count_is_not_forgotten_by_a_session_that_fails_to_open() {
-        let mut turn = of_a();
-        assert!(!turn.resume("a", Some("b"), true));
-        assert!(
-            !turn.resume("a", Some("a"), true),
-            "its id was stored, and no more"
-        );
+        let mut turn = turn();
+        assert!(!turn.resume(false));
+        assert!(!turn.resume(true), "its id was stored, and no more");
         assert!(take(&mut turn.is_past));
-        assert!(turn.resume("a", Some("a"), true));
+        assert!(turn.resume(true));
     }
 }

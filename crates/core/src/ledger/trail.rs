@@ -111,7 +111,7 @@ impl Published {
                 flushed: None,
                 ..self.clone()
             };
-            if self.also_end.is_some_and(|end| end > switch_lsn) {
+            if self.also_end.is_none_or(|end| end > switch_lsn) {
                 published.forgotten = forgotten;
                 published.trim();
             }

@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 
 use crate::config::{CopiedRows, OutboxConfig, SlotName, Upkeep, max_attempts};
 use crate::event::{Event, RowId, Shown};
-use crate::parked::ParkedEvent;
-use crate::parked::{Batch, Failure};
+use crate::parked::{Batch, Failure, ParkedEvent};
 use crate::position::Position;
 use crate::publisher::context::ContextColumns;
 

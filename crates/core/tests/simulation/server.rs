@@ -124,6 +124,11 @@ impl Server {
         self.owner.is_some() && !self.is_owner()
     }
 
+    /// Whether a relay streams.
+    pub(super) fn is_streamed(&self) -> bool {
+        self.connection.is_some()
+    }
+
     /// The owner says nothing until it is heard again.
     pub(super) fn falls_silent(&mut self, expires: Duration) {
         self.expires = Some(expires);

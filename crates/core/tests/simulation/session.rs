@@ -67,11 +67,10 @@ pub(super) struct Left {
 impl Left {
     /// Another relay was at work: nothing counts but what is stored.
     pub(super) fn forget(&mut self) {
-        self.write_backs = WriteBacks::default();
-        self.delivered = None;
-        self.progress = None;
-        self.inside.clear();
-        self.begun = OpenTransaction::default();
+        *self = Left {
+            quarantine: std::mem::take(&mut self.quarantine),
+            ..Left::default()
+        };
     }
 }
 
@@ -253,13 +252,12 @@ impl World {
     }
 
     fn open_stream(&mut self) -> Result<(), Error> {
-        let is_past = std::mem::take(&mut self.relay.process.turn.is_past);
-        if let Some(pipeline) = &self.relay.pipeline {
-            let delivered = pipeline.publisher.ledger.delivered();
-            if is_past || !delivered.is_at_or_after(&self.stored.position) {
+        if std::mem::take(&mut self.relay.process.turn.is_past) {
+            let was_running = self.relay.pipeline.is_some();
+            self.replace_producer();
+            self.relay.process.left.forget();
+            if was_running {
                 self.reached.count(Path::CameBack, 1);
-                self.replace_producer();
-                self.relay.process.left.forget();
                 return Err(Error::new(Kind::SlotActive, "another relay was at work"));
             }
         }

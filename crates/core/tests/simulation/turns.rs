@@ -207,7 +207,7 @@ impl World {
         drop(broker);
         let process = &mut self.relay.process;
         let last_relay = &mut self.stored.relay;
-        if !process.turn.resume(&process.relay, Some(last_relay), true) {
+        if !process.turn.resume(*last_relay == process.relay) {
             process.left.forget();
             last_relay.clone_from(&process.relay);
         }
@@ -219,6 +219,7 @@ impl World {
         if !self.server.is_taken() {
             return;
         }
+        self.relay.process.turn.is_past |= self.server.is_streamed();
         let has_in_flight = |pipeline: &mut Pipeline<Producer>| {
             take_in_told(&mut pipeline.publisher).is_err() || !pipeline.publisher.is_drained()
         };
