@@ -249,14 +249,7 @@ fn delivered_parked_events_are_remembered_across_sessions() {
     );
     let told = || relay.log().matches(HELD_UP).count();
     eventually("a person is told", ARRIVAL, told, |count| *count == 1);
-    let walsender = world.walsender();
-    sql.run(&format!("select pg_terminate_backend({walsender}::int)"));
-    eventually(
-        "it streams again",
-        ARRIVAL,
-        || world.walsender(),
-        |pid| *pid != 0 && *pid != walsender,
-    );
+    world.end_walsender();
     holder.run("rollback");
     all_is_well(&world, &mut relay);
 }

@@ -5,7 +5,6 @@ use std::process::Command;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -80,13 +79,7 @@ fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
         relay.wait_ready();
         let writers = world.workload(&Plan::default());
         writers.wait_for(100);
-        let walsender = world.walsender();
-        let end = format!("select pg_terminate_backend({walsender}::int)");
-        world.sql().run(&end);
-        let again = || world.walsender();
-        eventually("it streams again", ARRIVAL, again, |pid| {
-            *pid != 0 && *pid != walsender
-        });
+        world.end_walsender();
         writers.wait_for(20);
         relay.kill_hard();
         writers.wait_for(20);
@@ -127,14 +120,7 @@ fn a_relay_that_takes_over_stores_its_id_although_it_publishes_nothing() {
     world.wait_confirmed(ARRIVAL);
     let first = stored("relay");
     assert_ne!(first, "");
-    let walsender = world.walsender();
-    sql.run(&format!("select pg_terminate_backend({walsender}::int)"));
-    eventually(
-        "it streams again",
-        ARRIVAL,
-        || world.walsender(),
-        |pid| *pid != 0 && *pid != walsender,
-    );
+    world.end_walsender();
     world.emit(&sql, "b");
     world.wait_confirmed(ARRIVAL);
     assert_eq!(stored("relay"), first, "a lost connection ends no turn");

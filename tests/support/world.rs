@@ -335,6 +335,20 @@ impl World {
         self.slot("coalesce(active_pid, 0)").parse().unwrap_or(0)
     }
 
+    /// Ends the session that streams, and waits until another one does.
+    #[track_caller]
+    pub(crate) fn end_walsender(&self) {
+        let walsender = self.walsender();
+        let end = format!("select pg_terminate_backend({walsender}::int)");
+        self.sql().run(&end);
+        eventually(
+            "it streams again",
+            ARRIVAL,
+            || self.walsender(),
+            |pid| *pid != 0 && *pid != walsender,
+        );
+    }
+
     /// Waits until a session streams from the slot, and returns the walsender's pid. The relay need
     /// not be ready.
     #[track_caller]

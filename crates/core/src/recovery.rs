@@ -528,10 +528,10 @@ mod tests {
         }
     }
 
-    /// The task of a relay with these rules that finds the slot like this.
-    fn task(
+    /// How a relay with these rules starts.
+    fn start(
         change: impl FnOnce(&mut Rules<'_>),
-        stored: Option<&Stored>,
+        found: Found<'_>,
         slot: &SlotIs,
         why: &TableReason,
     ) -> Result<TableStart> {
@@ -546,6 +546,16 @@ mod tests {
             outboxes: &outboxes,
         };
         change(&mut rules);
+        rules.table_start(why, found, slot)
+    }
+
+    /// The same, on the server that is stored.
+    fn task(
+        change: impl FnOnce(&mut Rules<'_>),
+        stored: Option<&Stored>,
+        slot: &SlotIs,
+        why: &TableReason,
+    ) -> Result<TableStart> {
         let found = Found {
             stored,
             server: &server(1),
@@ -553,7 +563,7 @@ mod tests {
             wal_end: Lsn::new(200),
             history: &[],
         };
-        rules.table_start(why, found, slot)
+        start(change, found, slot, why)
     }
 
     fn lost() -> SlotIs {
@@ -637,16 +647,6 @@ mod tests {
     #[test]
     fn after_a_promotion_a_poller_knows_what_was_published_before_the_switch() {
         let stored = stored();
-        let name = "orders".parse().unwrap();
-        let outboxes = [OutboxConfig::default()];
-        let rules = Rules {
-            slot: &name,
-            on_loss: OnLoss::Recover,
-            backlog: None,
-            adopt_slot: false,
-            store_is_slot: false,
-            outboxes: &outboxes,
-        };
         for (switch, is_known) in [(95, true), (85, false)] {
             let history = [TimelineSwitch {
                 timeline: 1,
@@ -660,7 +660,7 @@ mod tests {
                 history: &history,
             };
             let poll = TableReason::Poll("no right".to_owned());
-            let start = rules.table_start(&poll, found, &SlotIs::Missing);
+            let start = start(|_| {}, found, &SlotIs::Missing, &poll);
             assert_eq!(start.is_ok(), is_known, "{switch}: {start:?}");
         }
     }
