@@ -34,7 +34,7 @@ use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result
 use walrelay_core::event::{RowId, Shown};
 use walrelay_core::failpoint;
 use walrelay_core::parked::{
-    AggregateHead, BEHIND, Batch, FailedAgain, Failure, ParkedEvent, ParkedRef, ParkedRow,
+    AggregateHead, BEHIND, Batch, FailedAgain, Failure, ParkedRef, ParkedRow,
 };
 use walrelay_core::publisher::parked_index::{Retry, RetryMemory, RetryReport};
 use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
@@ -736,20 +736,7 @@ impl RetryRun<'_> {
         head: &mut AggregateHead,
         events: &[ParkedRow],
     ) -> Result<(), Trouble> {
-        let entry = |held: &ParkedRow| {
-            let ParkedEvent {
-                row, place, key, ..
-            } = &held.event;
-            (
-                held.id,
-                ParkedRef {
-                    row: row.clone(),
-                    place: *place,
-                    key: key.clone(),
-                    refused_by: None,
-                },
-            )
-        };
+        let entry = |held: &ParkedRow| (held.id, ParkedRef::of(&held.event));
         if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
             self.summary.sent += self.release(
                 events.iter().map(entry),

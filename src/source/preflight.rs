@@ -1138,7 +1138,7 @@ fn traffic_warnings(
     outboxes: &[&TableName],
 ) -> Vec<Warning> {
     let mut warnings = Vec::new();
-    let names: Vec<_> = outboxes.iter().map(|table| table.to_string()).collect();
+    let names: Vec<_> = outboxes.iter().map(ToString::to_string).collect();
     if publication.flags.others() && !names.is_empty() {
         warnings.push(Warning::note(format!(
             "the publication has publish = '{}': what is not an insert costs traffic and is \

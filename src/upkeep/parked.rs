@@ -130,6 +130,7 @@ impl ParkedTable {
         Ok(Some(ParkedRef {
             row: of,
             place: place(row, 4)?,
+            committed_at_us: get(row, 8)?,
             key,
             refused_by: get(row, 3)?,
         }))
@@ -161,6 +162,7 @@ impl ParkedTable {
         let waiting = ParkedRef {
             row: of,
             place: place(row, 6)?,
+            committed_at_us: get(row, 10)?,
             key: None,
             refused_by: None,
         };

@@ -355,3 +355,37 @@ fn an_event_with_a_key_that_no_index_takes_is_parked_and_delivered_in_order() {
     assert_eq!(sent, ids);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
+
+#[test]
+fn a_refused_duplicate_of_a_delivered_event_is_not_parked_behind_later_ones() {
+    let world = world();
+    let sql = world.sql();
+    let holder = world.sql();
+    let limit = |bytes| {
+        let settings = [("max.message.bytes", bytes)];
+        topic::alter(&world.brokers, &world.topic(0), &settings);
+    };
+    let more = "[state]\nstore = \"postgres\"\n[delivery]\nread_tails = \"never\"\n";
+    let mut first = relay(&world, more);
+    limit("1000000");
+    // No position is stored from here on.
+    holder.run("begin; lock walrelay.position in share mode");
+    emit_large(&sql, &world, "a");
+    let delivered = || records(&world, "a");
+    eventually("it is delivered", ARRIVAL, delivered, |count| *count == 1);
+    limit("200000");
+    emit_large(&sql, &world, "a");
+    let waiting = || world.number_parked();
+    eventually("one waits", ARRIVAL, waiting, |count| *count == 1);
+    first.kill_hard();
+    // Postgres would go on with a store whose client is gone.
+    holder.run("select pg_terminate_backend(pid, 10000) from pg_locks where not granted; rollback");
+
+    let mut second = relay(&world, more);
+    let is_told = || second.log().contains("\"duplicate_not_parked\"");
+    eventually("the first one comes again", ARRIVAL, is_told, |is| *is);
+    assert_eq!(world.number_parked(), 1);
+    open(&world);
+    all_is_well(&world, &mut second);
+    assert_eq!(records(&world, "a"), 2);
+}

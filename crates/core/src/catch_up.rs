@@ -24,10 +24,10 @@ pub struct CatchUp {
     #[serde(default)]
     pub table_oid: u32,
     /// The order of its rows: with another order, the row below has no meaning.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
     /// The row of it up to which all are published.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<Key>,
 }
 

@@ -147,10 +147,27 @@ pub struct ParkedRef {
     pub row: RowId,
     /// The place of the event.
     pub place: Place,
+    /// The commit time of its transaction, in microseconds since the Unix epoch.
+    pub committed_at_us: i64,
     /// The key of its record.
     pub key: Option<Vec<u8>>,
     /// The topic that refuses the event, if that is the reason for parking.
     pub refused_by: Option<String>,
+}
+
+impl ParkedRef {
+    /// Of this event.
+    pub fn of(event: &ParkedEvent) -> ParkedRef {
+        let why = event.why.as_ref();
+        let is_refused = why.is_some_and(|why| why.class == Kind::TopicRefused.class());
+        ParkedRef {
+            row: event.row.clone(),
+            place: event.place,
+            committed_at_us: event.committed_at_us,
+            key: event.key.clone(),
+            refused_by: event.topic.clone().filter(|_| is_refused),
+        }
+    }
 }
 
 /// Ids and keys of more bytes are remembered by their hashes: a row can have one of any size.

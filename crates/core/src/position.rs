@@ -111,7 +111,7 @@ pub struct Position {
     /// End of the last completely delivered transaction, or the LSN of a keepalive after it.
     pub end_lsn: Lsn,
     /// The transaction of which some events, but not all, are delivered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub partial: Option<Partial>,
 }
 

@@ -1,6 +1,6 @@
 //! The stored value, which the next relay starts from.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::catch_up::CatchUp;
 use crate::ledger::trail::Published;
@@ -27,7 +27,6 @@ pub struct Stored {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub publication_version: String,
     /// OIDs of the outbox tables, likewise. Sorted.
-    #[serde(alias = "table_oid", deserialize_with = "one_or_several")]
     pub table_oids: Vec<u32>,
     /// OIDs of the rows that say the tables are in the publication: removing and adding it makes
     /// others. Sorted.
@@ -38,21 +37,17 @@ pub struct Stored {
     #[serde(default)]
     pub message_prefixes: Vec<String>,
     /// The id of the cluster that has the events; none where its brokers did not tell.
-    #[serde(
-        default,
-        rename = "kafka_cluster",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "kafka_cluster", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
     /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot
     /// is gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stream_only: Vec<u32>,
     /// Rows that have to be read from the table before the slot is streamed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub catch_up: Option<CatchUp>,
 }
 
@@ -78,18 +73,4 @@ impl Stored {
             .iter()
             .any(|oid| self.table_oids.contains(oid))
     }
-}
-
-/// The first layout had one table.
-fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Oids {
-        One(u32),
-        Several(Vec<u32>),
-    }
-    Ok(match Oids::deserialize(deserializer)? {
-        Oids::One(oid) => vec![oid],
-        Oids::Several(oids) => oids,
-    })
 }

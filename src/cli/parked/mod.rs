@@ -222,7 +222,7 @@ impl Filters {
             &self.outbox,
         ];
         let times = [&self.since, &self.until, &self.older_than];
-        lists.iter().all(|list| list.is_empty()) && times.iter().all(|time| time.is_none())
+        lists.iter().all(|list| list.is_empty()) && times.into_iter().all(Option::is_none)
     }
 
     pub(crate) fn has_classes(&self) -> Result<()> {

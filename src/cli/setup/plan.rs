@@ -320,7 +320,7 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
         .unzip();
     let listed = tables
         .iter()
-        .map(|table| table.to_string())
+        .map(ToString::to_string)
         .collect::<Vec<_>>()
         .join(", ");
     let sql_name = quote_ident(name)?;

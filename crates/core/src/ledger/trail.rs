@@ -42,29 +42,29 @@ pub struct Published {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u64>,
     /// No commit record of `also` ends behind it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub also_end: Option<Lsn>,
     /// Delivered transactions up to this one may be missing in `also`, which is empty until the
     /// snapshot sees them: what is published again is what was delivered last (P2).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub forgotten: Option<u64>,
     /// The snapshot of the last scan that also compared `xmin`, if that is older: it decides for
     /// copied rows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub copies: Option<Snapshot>,
     /// An earlier snapshot, from before all transactions that ran at the one for copied rows. A
     /// transaction that it sees had ended before these began, so none of them is a savepoint of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<Snapshot>,
     /// Savepoints with published rows since `copies`, ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub savepoints: Vec<u64>,
     /// These transactions may be unpublished, even if `pair` sees them: they are older than the
     /// relay's knowledge.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub floor: Option<Snapshot>,
     /// The end of the WAL on disk at that time, if no position is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flushed: Option<Lsn>,
     /// Earlier pairs, newest first, for a promoted server that lost later WAL.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

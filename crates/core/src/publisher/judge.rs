@@ -40,7 +40,10 @@ pub(super) enum Decision {
     },
     DeliveredBefore,
     GiveUp(Verdict),
-    Park,
+    Park {
+        /// Another event of its aggregate is parked before it.
+        is_behind: bool,
+    },
 }
 
 impl Judge {
@@ -90,11 +93,13 @@ impl Judge {
             if let Some(verdict) = self.quarantine.verdict(id) {
                 return Decision::GiveUp(verdict.clone());
             }
-            let by_topic = || !setup.refuses_each && self.parking.is_refusing(record.topic);
-            if self.parking.is_any()
-                && (self.parking.must_park(&id.row, &event.place, record) || by_topic())
-            {
-                return Decision::Park;
+            let parking = &self.parking;
+            if parking.is_any() {
+                let is_behind = parking.is_blocked(event.outbox, record.key, &event.place);
+                let is_refused = !setup.refuses_each && parking.is_refusing(record.topic);
+                if is_behind || is_refused || parking.holds(&id.row, &event.place) {
+                    return Decision::Park { is_behind };
+                }
             }
             let retry = setup.delivery.retry.within(known.max_attempts);
             let is_often = |attempts| attempts > retry.attempts;
@@ -105,17 +110,18 @@ impl Judge {
             is_isolated = self.quarantine.is_suspect(id, record);
         }
         let before = self.before.as_mut();
-        match before.map(|before| before.judge(event.place, event.outbox, record)) {
-            Some(Before::Delivered) => Decision::DeliveredBefore,
-            Some(Before::Unread) => Decision::Keep {
-                is_isolated,
-                unread_tail: Some(event.outbox),
-            },
-            None | Some(Before::Publish) if is_isolated => Decision::Keep {
-                is_isolated,
-                unread_tail: None,
-            },
-            None | Some(Before::Publish) => Decision::Enqueue,
+        let verdict = before.map(|before| before.judge(event.place, event.outbox, record));
+        let unread_tail = match verdict {
+            Some(Before::Delivered) => return Decision::DeliveredBefore,
+            Some(Before::Unread) => Some(event.outbox),
+            Some(Before::Publish) | None => None,
+        };
+        if !is_isolated && unread_tail.is_none() {
+            return Decision::Enqueue;
+        }
+        Decision::Keep {
+            is_isolated,
+            unread_tail,
         }
     }
 
@@ -136,9 +142,9 @@ impl Judge {
         event: &mut InFlight,
         key: Option<&[u8]>,
     ) -> Option<Box<ParkedEvent>> {
-        let ParkedEvent { row, place, .. } = &**event.parks.as_ref()?;
-        let is_blocked = self.parking.is_blocked(row.outbox, key, place);
-        event.parks.take_if(|_| is_blocked)
+        let parking = &self.parking;
+        let parks = &mut event.parks;
+        parks.take_if(|it| parking.is_blocked(it.row.outbox, key, &it.place))
     }
 
     /// The bus refused the record of this event with `error`, which finished the producer. Whether

@@ -304,11 +304,7 @@ impl<S: Sink> Publisher<S> {
                 known.parks = self.setup.parks(event);
                 self.give_up(known, OwnedRecord::of(record), &verdict)
             }
-            Decision::Park => {
-                let is_behind =
-                    self.judge
-                        .parking
-                        .is_blocked(event.outbox, record.key, &event.place);
+            Decision::Park { is_behind } => {
                 let why = (!is_behind).then(|| Failure::untried(record.topic));
                 let parked = ParkedEvent::of(event, self.setup.columns(event.outbox));
                 self.park(parked, &known, record, why, None)
@@ -793,7 +789,11 @@ impl<S: Sink> Publisher<S> {
             .events()
             .flatten()
             .filter_map(|event| event.write_back.as_ref()?.parked());
-        let under_way = self.write_backs.parked().chain(in_flight).map(waiting_as);
+        let under_way = self
+            .write_backs
+            .parked()
+            .chain(in_flight)
+            .map(ParkedRef::of);
         self.judge.parking.begin_look(under_way.collect());
     }
 
@@ -808,9 +808,12 @@ impl<S: Sink> Publisher<S> {
         why: Option<Failure>,
         fix: Option<String>,
     ) -> Result<()> {
-        let outbox = parked.row.outbox;
         let judge = &mut self.judge;
-        let rows = judge.rows.get(outbox).ok_or_else(no_such_outbox)?;
+        let rows = judge
+            .rows
+            .get(parked.row.outbox)
+            .ok_or_else(no_such_outbox)?;
+        let outbox = &rows.outbox;
         let slot = &self.setup.slot;
         let place = parked.place;
         if judge.parking.holds(&parked.row, &place) {
@@ -822,19 +825,27 @@ impl<S: Sink> Publisher<S> {
         parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
         parked.why = why;
         let row = Shown::of(parked.row.id());
+        let waiting = ParkedRef::of(&parked);
+        if judge.parking.is_delivered(&waiting) {
+            tracing::info!(event = "duplicate_not_parked", %slot, outbox, %row, %place,
+                "the bus refuses a duplicate of a delivered event; it is not parked, because later \
+                 events of its aggregate are");
+            self.counts.delivered_before += 1;
+            return self.done(InFlight {
+                write_back: event.write_back.clone(),
+                ..event.without_record()
+            });
+        }
         if let Some(Failure { class, cause, .. }) = parked.tried() {
             self.counts.given_up(class);
-            let outbox = &rows.outbox;
             let columns = event.context.as_ref().and_then(|context| context.columns());
             let trace_id = trace_of(event.context.as_deref(), record).map(|trace| trace.hex_id());
             tracing::warn!(event = "event_parked", %slot, outbox, %row, trace_id, columns, %place,
                 class, cause,
                 outcome = "park", fix, "an event cannot be delivered, and is parked");
         }
-        if let Some(why) = parked
-            .why
-            .as_ref()
-            .filter(|why| why.class == Kind::TopicRefused.class())
+        if let Some(why) = &parked.why
+            && waiting.refused_by.is_some()
         {
             let wait = self
                 .setup
@@ -845,8 +856,10 @@ impl<S: Sink> Publisher<S> {
             let asked_ms = parked.retry_in_ms.unwrap_or_default();
             parked.retry_in_ms = wait.map(|wait| millis(wait).max(asked_ms));
         }
-        let is_parked = judge.parking.park(waiting_as(&parked));
-        is_parked.map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
+        judge
+            .parking
+            .park(waiting)
+            .map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
         self.counts.parked += 1;
         self.write_backs.expect(&parked);
         let write_back = Some(rows.on_parked(parked));
@@ -869,20 +882,6 @@ fn dead_letter_refused(error: &Error, topic: &str) -> Error {
          delivery.dead_letter_topic, or \
          set delivery.on_error to stop"
     ))
-}
-
-fn waiting_as(event: &ParkedEvent) -> ParkedRef {
-    let is_refused = event
-        .why
-        .as_ref()
-        .is_some_and(|why| why.class == Kind::TopicRefused.class());
-    let refused_by = event.topic.clone().filter(|_| is_refused);
-    ParkedRef {
-        row: event.row.clone(),
-        place: event.place,
-        key: event.key.clone(),
-        refused_by,
-    }
 }
 
 /// Whole milliseconds; the greatest number for more than fit.

@@ -11,7 +11,6 @@ use crate::event::{Place, RowId, Shown, Via};
 use crate::parked::{ParkedRef, short};
 use crate::position::Lsn;
 use crate::publisher::write_back::RowPolicy;
-use crate::route::Record;
 
 /// Events that may be parked: what an operator can look through, and some 40 MB of memory, twice
 /// that while the table is read.
@@ -47,6 +46,8 @@ struct Aggregate {
     count: usize,
     /// No parked event of it has an earlier place.
     first: Where,
+    /// The first of those that the table has, with its commit time in microseconds.
+    first_in_table: Option<(Where, i64)>,
 }
 
 #[derive(Debug, Clone)]
@@ -77,14 +78,7 @@ impl ParkedIndex {
 
     /// Whether the event of this row is parked.
     pub fn holds_row(&self, row: &RowId) -> bool {
-        // One that was parked when rows were named by the id alone.
-        let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
-        self.entries(row).is_some() || self.entries(&by_id()).is_some()
-    }
-
-    /// Whether this event has to be parked: it is already, or another of its aggregate is.
-    pub(crate) fn must_park(&self, row: &RowId, place: &Place, record: &Record<'_>) -> bool {
-        self.holds(row, place) || self.is_blocked(row.outbox, record.key, place)
+        self.entries(row).is_some()
     }
 
     /// Whether the event of this row and place is parked.
@@ -102,8 +96,25 @@ impl ParkedIndex {
     /// One before all parked ones was delivered before the first of them was parked: behind them a
     /// copy would be out of order.
     pub(crate) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
-        let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(&*short(key)));
-        aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
+        self.aggregate(outbox, key)
+            .is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
+    }
+
+    fn aggregate(&self, outbox: usize, key: Option<&[u8]>) -> Option<&Aggregate> {
+        self.aggregates.get(&outbox)?.get(&*short(key?))
+    }
+
+    /// Whether this event was delivered before: an event behind it in its aggregate is in the table,
+    /// and comes there only once all before it are done.
+    ///
+    /// The commit times tell places of another server, whose table was copied.
+    pub(crate) fn is_delivered(&self, event: &ParkedRef) -> bool {
+        let place = &event.place;
+        let aggregate = self.aggregate(event.row.outbox, event.key.as_deref());
+        let first = aggregate.and_then(|aggregate| aggregate.first_in_table);
+        first.is_some_and(|(first, committed_at_us)| {
+            place.via == Via::Slot && of(place) < first && event.committed_at_us <= committed_at_us
+        })
     }
 
     /// Whether events for this topic have to be parked.
@@ -162,19 +173,18 @@ impl ParkedIndex {
 
     fn put(&mut self, event: ParkedRef) {
         if !self.holds(&event.row, &event.place) {
-            self.add(event);
+            self.add(event, false);
         }
     }
 
-    fn add(
-        &mut self,
-        ParkedRef {
+    fn add(&mut self, event: ParkedRef, is_in_table: bool) {
+        let ParkedRef {
             row,
             place,
+            committed_at_us,
             key,
             refused_by,
-        }: ParkedRef,
-    ) {
+        } = event;
         self.count += 1;
         let key = key.map(|key| {
             let key = short(&key);
@@ -186,9 +196,13 @@ impl ParkedIndex {
             let aggregate = aggregates.entry(Arc::clone(&key)).or_insert(Aggregate {
                 count: 0,
                 first: of(&place),
+                first_in_table: None,
             });
             aggregate.count += 1;
             aggregate.first = aggregate.first.min(of(&place));
+            let in_table = is_in_table.then_some((of(&place), committed_at_us));
+            let known = aggregate.first_in_table.into_iter();
+            aggregate.first_in_table = known.chain(in_table).min();
             key
         });
         let refused_by = refused_by.map(|topic| {
@@ -326,7 +340,7 @@ impl ParkedIndex {
         self.aggregates = HashMap::new();
         self.refusing = HashMap::new();
         // Each is one that will be released, whatever its place says.
-        table.into_iter().for_each(|event| self.add(event));
+        table.into_iter().for_each(|event| self.add(event, true));
         since_look.into_iter().for_each(|event| self.put(event));
     }
 }
@@ -479,6 +493,7 @@ mod tests {
         ParkedRef {
             row,
             place: SLOT,
+            committed_at_us: 0,
             key: key.map(|key| key.into()),
             refused_by: None,
         }
@@ -573,6 +588,42 @@ mod tests {
             })
             .unwrap();
         assert!(is_blocked(&parking, &at(100, 0, Slot)));
+    }
+
+    #[test]
+    fn an_event_before_all_of_its_aggregate_in_the_table_was_delivered() {
+        use Via::{Slot, Table};
+        let timed = |committed_at_us, of: ParkedRef| ParkedRef {
+            committed_at_us,
+            ..of
+        };
+        let mut parking = ParkedIndex::default();
+        let is_before = timed(6, at(200, 2, Slot));
+        // One on its way to the table says nothing: this one may still be in flight.
+        parking.park(timed(7, at(200, 3, Slot))).unwrap();
+        assert!(!parking.is_delivered(&is_before));
+        begin(
+            &mut parking,
+            vec![timed(9, at(300, 0, Slot)), timed(7, at(200, 3, Slot))],
+            Vec::new(),
+        );
+        assert!(parking.is_delivered(&is_before));
+        for other in [
+            timed(7, at(200, 3, Slot)),
+            timed(8, at(250, 0, Slot)),
+            timed(6, at(100, 0, Table)),
+            // Of another server, to which the table was copied.
+            timed(10, at(100, 0, Slot)),
+            ParkedRef {
+                key: None,
+                ..is_before.clone()
+            },
+        ] {
+            assert!(!parking.is_delivered(&other), "{other:?}");
+        }
+        // A row that was read from the table may be of any time.
+        begin(&mut parking, vec![at(500, 0, Table)], Vec::new());
+        assert!(!parking.is_delivered(&is_before));
     }
 
     #[test]

@@ -52,15 +52,6 @@ fn logged(event: &ParkedEvent) -> Logged {
     )
 }
 
-fn reference(event: &ParkedEvent) -> ParkedRef {
-    ParkedRef {
-        row: event.row.clone(),
-        place: event.place,
-        key: event.key.clone(),
-        refused_by: None,
-    }
-}
-
 impl Tables {
     pub(super) fn has_parked(&self) -> bool {
         !self.rows.is_empty()
@@ -74,7 +65,7 @@ impl Tables {
     pub(super) fn index(&self) -> Vec<ParkedRef> {
         self.rows
             .values()
-            .map(|row| reference(&row.event))
+            .map(|row| ParkedRef::of(&row.event))
             .collect()
     }
 
@@ -226,7 +217,7 @@ impl Pass {
                 continue;
             }
             gone.push(*id);
-            report.released.push(reference(&row.event));
+            report.released.push(ParkedRef::of(&row.event));
         }
         for id in gone {
             let row = tables.rows.remove(&id).unwrap();
@@ -339,7 +330,7 @@ impl Pass {
                 row.attempts += 1;
             }
         }
-        let released = done.iter().map(|held| reference(&held.event)).collect();
+        let released = done.iter().map(|held| ParkedRef::of(&held.event)).collect();
         PassStep {
             report: RetryReport {
                 released,
