@@ -365,6 +365,8 @@ impl Work<'_> {
         until: Snapshot,
         plan: &mut RecoveryPlan,
     ) -> Result<Option<()>> {
+        // Once a row is published, no slot may go on from what was stored before.
+        self.reading.save().await?;
         let began = begin(&self.reader, &self.tables, None).await?;
         let lsn = began.wal_end;
         self.reading.stored.published = plan.published.take();
@@ -454,9 +456,9 @@ impl Work<'_> {
 
     /// Continues to catch up after the last row that was published; the snapshot is gone.
     async fn go_on(&mut self) -> Result<Ended> {
+        // An earlier session may have read more than it could store.
+        self.reading.save().await?;
         let Some(until) = self.begun_until() else {
-            // All of it was read by an earlier session, which could not store that.
-            self.reading.save().await?;
             return Ok(Ended::Again);
         };
         tracing::info!(event = "table_read_resumed", slot = %self.config.source.slot,
@@ -542,14 +544,13 @@ impl Work<'_> {
         let mut looks = Looks::new();
         let mut empty = 0_u32;
         let mut stored_at = Instant::now();
-        let mut is_first = true;
         let mut xmin_due = Instant::now();
         loop {
             self.reading.retry_parked().await?;
             let now = begin(&self.reader, &self.tables, None).await?;
             let lsn = now.wal_end;
             let resumed = self.resumed_or_begun(&now.snapshot);
-            if std::mem::take(&mut is_first) {
+            if self.reading.kept.is_none() {
                 // Rows that are left out now stay left out, also for the next relay.
                 self.reading.save().await?;
                 self.telemetry.connected(Side::Postgres, true);

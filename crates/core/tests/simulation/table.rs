@@ -148,6 +148,13 @@ impl World {
         if reading.scan.is_some() {
             return self.scan();
         }
+        let is_resumed = matches!(reading.stage, Stage::Finish | Stage::CatchUp);
+        if is_resumed && reading.kept.is_none() {
+            let is_made = reading.stage == Stage::CatchUp;
+            self.reached.count(Path::ReadResumed, u64::from(is_made));
+            // An earlier session may have read more than it could store.
+            return self.save();
+        }
         match reading.stage {
             Stage::Finish => {
                 let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
@@ -172,8 +179,6 @@ impl World {
                 return self.save();
             }
             Stage::CatchUp => {
-                let resumed = reading.kept.is_none();
-                self.reached.count(Path::ReadResumed, u64::from(resumed));
                 let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
                 let lsn = reading.stored.position.end_lsn;
                 self.begin_scan(until.unwrap(), lsn);
