@@ -2,6 +2,7 @@
 //! for it.
 
 use super::{EXIT, Outbox, WALLET};
+use crate::support::servers::Postgres;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
@@ -169,4 +170,65 @@ fn a_position_that_cannot_be_stored_is_remembered_and_no_event_is_published_agai
         );
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
+}
+
+#[test]
+fn no_row_is_published_instead_of_the_slot_before_that_is_stored() {
+    let world = World::keeping();
+    let sql = world.sql();
+    world.publish();
+    let role = format!("{}_relay", world.name);
+    sql.run(&format!(
+        "create role {role} login replication; grant select on outbox to {role};
+         grant create on database {} to {role}",
+        world.name
+    ));
+    let url = Postgres::shared().url_as(&role, &world.name);
+    let (command, held) = world
+        .run()
+        .option("--mode", "auto")
+        .option("--state-store", "postgres")
+        .option("--database-url", &url)
+        // The first one makes the slot.
+        .held_at("leased", 1);
+    let mut relay = command.start();
+    relay.wait_ready();
+    let stored = || relay.metric("walrelay_positions_stored_total");
+    let before = stored();
+    world.emit(&sql, "a");
+    eventually("it is stored", ARRIVAL, stored, |now| *now > before);
+
+    // It reads the table, cannot store that, and then may stream again.
+    let walsender = world.walsender();
+    sql.run(&format!(
+        "alter role {role} noreplication; select pg_terminate_backend({walsender}::int)"
+    ));
+    held.wait();
+    world.emit(&sql, "a");
+    sql.run(&format!(
+        "{REFUSES} create trigger refuses before insert or update on walrelay.position
+         for each row execute function refuses(); grant select on fault to {role};
+         insert into fault values ('53100')"
+    ));
+    held.release();
+    let retries = || relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
+    let several = |what| {
+        let before = retries().unwrap_or_default();
+        eventually(what, ARRIVAL, retries, |now| *now >= Some(before + 3.0));
+    };
+    several("a poll is not stored");
+    assert!(relay.log().contains("\"polling\""), "{}", relay.log());
+    sql.run(&format!("alter role {role} replication"));
+    several("nothing else is stored, either");
+    assert_eq!(world.delivered(), 1, "{}", relay.log());
+    sql.run("delete from fault");
+    eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
+    eventually(
+        "both are there",
+        ARRIVAL,
+        || world.delivered(),
+        |count| *count == 2,
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    sql.run(&format!("drop owned by {role} cascade; drop role {role}"));
 }

@@ -828,8 +828,8 @@ impl<S: Sink> Publisher<S> {
         let waiting = ParkedRef::of(&parked);
         if judge.parking.is_delivered(&waiting) {
             tracing::info!(event = "duplicate_not_parked", %slot, outbox, %row, %place,
-                "the bus refuses a duplicate of a delivered event; it is not parked, because later \
-                 events of its aggregate are");
+                "an event came again that was delivered, and is not taken; it is not parked, because \
+                 later events of its aggregate are");
             self.counts.delivered_before += 1;
             return self.done(InFlight {
                 write_back: event.write_back.clone(),
