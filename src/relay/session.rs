@@ -263,7 +263,8 @@ impl Owned<'_> {
             identity.publication_version = publication_version(facts);
         }
         known.stored.send_replace(Some(identity.clone()));
-        if loaded.as_ref() != Some(&identity) {
+        let is_unstored = known.left.lock().progress.is_some();
+        if is_unstored || loaded.as_ref() != Some(&identity) {
             // Later LSNs must not be confirmed while the store has another identity.
             store.store(&identity).await?;
         }

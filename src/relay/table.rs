@@ -279,14 +279,14 @@ impl Work<'_> {
     /// Makes the slot, and catches up with what is before it.
     async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
         self.log_plan(&plan);
+        // The old position means nothing to the new slot.
+        self.reading.stored.position = Position::default();
         if let Some(until) = self.begun_until().filter(|_| plan.finishes)
             && self.finish_begun(until, &mut plan).await?.is_none()
         {
             return Ok(Ended::Stopped);
         }
         let stored = &mut self.reading.stored;
-        // The old position means nothing to the new slot.
-        stored.position = Position::default();
         stored.published = plan.published;
         stored.publication_version = publication_version(&self.facts);
         stored.catch_up = Some(CatchUp::new(plan.rows, None));
@@ -365,11 +365,11 @@ impl Work<'_> {
         until: Snapshot,
         plan: &mut RecoveryPlan,
     ) -> Result<Option<()>> {
+        self.reading.stored.published = plan.published.take();
         // Once a row is published, no slot may go on from what was stored before.
         self.reading.save().await?;
         let began = begin(&self.reader, &self.tables, None).await?;
         let lsn = began.wal_end;
-        self.reading.stored.published = plan.published.take();
         let read = self
             .read(lsn, Some(&until), PollScan::Xmin, Total::Unknown)
             .await?;

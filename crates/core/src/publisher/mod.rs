@@ -701,7 +701,7 @@ impl<S: Sink> Publisher<S> {
         {
             let event = InFlight {
                 ticket: Some(ticket),
-                ..event.without_record()
+                ..std::mem::take(event)
             };
             return record.with_record(|record| self.park(*parked, &event, record, None, None));
         }
@@ -827,9 +827,8 @@ impl<S: Sink> Publisher<S> {
         let row = Shown::of(parked.row.id());
         let waiting = ParkedRef::of(&parked);
         if judge.parking.is_delivered(&waiting) {
-            tracing::info!(event = "duplicate_not_parked", %slot, outbox, %row, %place,
-                "an event came again that was delivered, and is not taken; it is not parked, because \
-                 later events of its aggregate are");
+            tracing::debug!(%slot, outbox, %row, %place, "a refused duplicate of a delivered event \
+                is left out: later events of its aggregate are parked");
             self.counts.delivered_before += 1;
             return self.done(InFlight {
                 write_back: event.write_back.clone(),

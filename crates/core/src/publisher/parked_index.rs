@@ -46,8 +46,8 @@ struct Aggregate {
     count: usize,
     /// No parked event of it has an earlier place.
     first: Where,
-    /// The first of those that the table has, with its commit time in microseconds.
-    first_in_table: Option<(Where, i64)>,
+    /// The first transaction of those that the table has, with its commit time in microseconds.
+    first_in_table: Option<(Lsn, i64)>,
 }
 
 #[derive(Debug, Clone)]
@@ -78,7 +78,9 @@ impl ParkedIndex {
 
     /// Whether the event of this row is parked.
     pub fn holds_row(&self, row: &RowId) -> bool {
-        self.entries(row).is_some()
+        // One that was parked under another row key.
+        let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
+        self.entries(row).is_some() || self.entries(&by_id()).is_some()
     }
 
     /// Whether the event of this row and place is parked.
@@ -104,16 +106,19 @@ impl ParkedIndex {
         self.aggregates.get(&outbox)?.get(&*short(key?))
     }
 
-    /// Whether this event was delivered before: an event behind it in its aggregate is in the table,
-    /// and comes there only once all before it are done.
+    /// Whether this event was delivered before: one of a later transaction is in the table, of its
+    /// aggregate, and comes there only once all before it are done. Within a transaction, the
+    /// configured outboxes decide about places.
     ///
     /// The commit times tell places of another server, whose table was copied.
     pub(crate) fn is_delivered(&self, event: &ParkedRef) -> bool {
-        let place = &event.place;
+        let Place {
+            commit_lsn, via, ..
+        } = event.place;
         let aggregate = self.aggregate(event.row.outbox, event.key.as_deref());
         let first = aggregate.and_then(|aggregate| aggregate.first_in_table);
         first.is_some_and(|(first, committed_at_us)| {
-            place.via == Via::Slot && of(place) < first && event.committed_at_us <= committed_at_us
+            via == Via::Slot && commit_lsn < first && event.committed_at_us <= committed_at_us
         })
     }
 
@@ -200,7 +205,7 @@ impl ParkedIndex {
             });
             aggregate.count += 1;
             aggregate.first = aggregate.first.min(of(&place));
-            let in_table = is_in_table.then_some((of(&place), committed_at_us));
+            let in_table = is_in_table.then_some((of(&place).0, committed_at_us));
             let known = aggregate.first_in_table.into_iter();
             aggregate.first_in_table = known.chain(in_table).min();
             key
@@ -598,7 +603,7 @@ mod tests {
             ..of
         };
         let mut parking = ParkedIndex::default();
-        let is_before = timed(6, at(200, 2, Slot));
+        let is_before = timed(6, at(199, 9, Slot));
         // One on its way to the table says nothing: this one may still be in flight.
         parking.park(timed(7, at(200, 3, Slot))).unwrap();
         assert!(!parking.is_delivered(&is_before));
@@ -609,6 +614,7 @@ mod tests {
         );
         assert!(parking.is_delivered(&is_before));
         for other in [
+            timed(7, at(200, 2, Slot)),
             timed(7, at(200, 3, Slot)),
             timed(8, at(250, 0, Slot)),
             timed(6, at(100, 0, Table)),

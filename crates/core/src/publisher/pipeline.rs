@@ -147,7 +147,7 @@ impl<S: Sink> Pipeline<S> {
         let ended = judge.before.take_if(|before| before.is_over(lsn));
         if ended.is_some() && events > 0 {
             tracing::info!(event = "duplicates_prevented", slot = %setup.slot, events,
-                "events that their topics already had were not published again");
+                "events that were delivered before were not published again");
         }
     }
 
