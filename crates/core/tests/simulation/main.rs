@@ -20,6 +20,7 @@ mod plan;
 mod promises;
 mod server;
 mod session;
+mod start;
 mod table;
 mod turns;
 mod upkeep;

@@ -4,11 +4,18 @@ use std::collections::{BTreeSet, HashMap};
 
 use walrelay_core::config::OnError;
 use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::Position;
+use walrelay_core::stored::Stored;
 
 use super::broker::Logged;
 use super::plan::{Path, Promise};
 use super::server::{Row, Transaction, row_of};
-use super::world::{Stored, World};
+use super::world::World;
+
+/// Whether rows of the table count, and no place in the log does.
+fn is_of_table(stored: &Stored) -> bool {
+    stored.catch_up.is_some() || stored.position == Position::default()
+}
 
 impl World {
     /// Promises that a wrong rule could break now.
@@ -72,7 +79,7 @@ impl World {
         for transaction in &self.server.log {
             let owed = self.owed(transaction);
             let is_inside = transaction.end_lsn > self.stored.position.end_lsn;
-            if !is_inside || self.stored.is_of_table() {
+            if !is_inside || is_of_table(&self.stored) {
                 published.extend(&owed);
             }
             for event in &owed {
@@ -111,7 +118,7 @@ impl World {
         let xid = transaction.xid;
         let is_known = |published: &Published| published.has(Some(xid));
         let is_published = published.as_ref().is_some_and(is_known);
-        if self.stored.is_of_table() {
+        if is_of_table(&self.stored) {
             let begun = catch_up.as_ref();
             let until = begun.and_then(|begun| begun.until.as_ref());
             let after = begun.and_then(|begun| begun.after.as_ref());

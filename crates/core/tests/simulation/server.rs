@@ -7,8 +7,9 @@ use walrelay_core::catch_up::Key;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::decode::RelationColumn;
 use walrelay_core::event::RowId;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, ServerIdentity, TimelineSwitch};
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::start::SlotNow;
 
 use crate::pgoutput;
 
@@ -44,6 +45,9 @@ pub(super) enum Sent {
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Server {
+    pub(super) identity: ServerIdentity,
+    /// The timelines before this one.
+    pub(super) history: Vec<TimelineSwitch>,
     pub(super) log: Vec<Transaction>,
     wal: u64,
     versions: [u64; 4],
@@ -52,7 +56,7 @@ pub(super) struct Server {
     running: Vec<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
     pub(super) has_keys: bool,
-    has_slot: bool,
+    pub(super) has_slot: bool,
     /// What the slot holds in memory, and what a crash leaves of it.
     pub(super) confirmed: Lsn,
     confirmed_on_disk: Lsn,
@@ -90,6 +94,11 @@ impl Server {
     pub(super) fn new(has_messages: bool) -> Self {
         let start = Lsn::new(1_000);
         Server {
+            identity: ServerIdentity {
+                system_identifier: "7".to_owned(),
+                timeline: 1,
+            },
+            history: Vec::new(),
             log: Vec::new(),
             wal: 1_000,
             versions: [0; 4],
@@ -247,9 +256,25 @@ impl Server {
         (self.confirmed, self.snapshot())
     }
 
-    /// Whether the slot does not send all that follows `position`.
-    pub(super) fn lacks(&self, position: &Position) -> bool {
-        !self.has_slot || self.confirmed > position.end_lsn
+    /// The slot and its table, as a relay finds them.
+    pub(super) fn slot_now(&self) -> SlotNow {
+        let is_there = |_: &Lsn| self.has_slot;
+        let has_messages = !self.has_keys;
+        SlotNow {
+            name: "simulated".to_owned(),
+            confirmed_flush: Some(self.confirmed).filter(is_there).unwrap_or_default(),
+            publication_oid: 1,
+            publication_version: String::new(),
+            table_oids: vec![TABLE_OID],
+            membership_oids: Vec::new(),
+            message_prefixes: has_messages
+                .then(|| PREFIX.to_owned())
+                .into_iter()
+                .collect(),
+            cluster_id: None,
+            bus: "the model",
+            bus_address: "none",
+        }
     }
 
     /// The rows of the table, in their order.

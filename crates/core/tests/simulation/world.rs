@@ -10,25 +10,25 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use walrelay_core::catch_up::CatchUp;
 use walrelay_core::config::{
     DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, RetryConfig, TransactionConfig,
 };
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
-use walrelay_core::ledger::trail::{Pair, Published};
-use walrelay_core::position::{Lsn, Position, ServerIdentity};
+use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::{Publisher, Setup};
 use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
+use walrelay_core::stored::Stored;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
 use super::session::{DRAIN, LONGEST, Process};
+use super::start::stored_at_first;
 use super::turns::Relay;
 
 /// Steps that are told of a failure.
@@ -63,23 +63,6 @@ pub(super) struct World {
     last: VecDeque<Told>,
 }
 
-/// A record of the store.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Stored {
-    /// The id of the process that stored it.
-    pub(super) relay: String,
-    pub(super) position: Position,
-    pub(super) published: Option<Published>,
-    pub(super) catch_up: Option<CatchUp>,
-}
-
-impl Stored {
-    /// Whether rows of the table count, and no place in the log does.
-    pub(super) fn is_of_table(&self) -> bool {
-        self.catch_up.is_some() || self.position == Position::default()
-    }
-}
-
 /// A step, for people.
 #[derive(Debug, Clone, Copy)]
 struct Told {
@@ -112,15 +95,6 @@ impl World {
             512
         };
         let is_small = dice.u8(0..3) == 0;
-        let stored = Stored {
-            relay: String::new(),
-            position: Position::at(server.confirmed),
-            published: Some(Published::at(Pair {
-                snapshot: server.snapshot(),
-                lsn: server.confirmed,
-            })),
-            catch_up: None,
-        };
         let broker = broker.shared_by(mode.relays);
         World {
             random: dice.fork(),
@@ -134,9 +108,9 @@ impl World {
             },
             delivery: delivery(*mode),
             now: Duration::ZERO,
+            stored: stored_at_first(&server),
             server,
             broker: Arc::new(Mutex::new(broker)),
-            stored,
             published: BTreeSet::new(),
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
@@ -565,6 +539,7 @@ impl World {
         };
         if let Some(stored) = self.relay.storing.take() {
             let position = stored.position;
+            self.relay.process.kept = Some(stored.clone());
             let pair = |stored: &Stored| stored.published.as_ref().map(|it| it.pair.clone());
             let is_new = pair(&stored) != pair(&self.stored);
             self.reached.count(Path::Snapshot, u64::from(is_new));
@@ -582,13 +557,7 @@ impl World {
             pipeline.store_begun(self.now);
             pipeline.publisher.transaction.committing = true;
             let published = pipeline.trail.published(&position).cloned();
-            let stored = Stored {
-                relay: self.relay.process.relay.clone(),
-                position,
-                published,
-                catch_up: None,
-            };
-            self.relay.storing = Some(stored);
+            self.relay.storing = self.relay.process.stored_at(position, published);
         }
         // The end of the log is read some time after the snapshot.
         if let Some(snapshot) = self.relay.snapshot.take() {
@@ -623,13 +592,6 @@ pub(super) fn take_in_told(publisher: &mut Publisher<Producer>) -> Result<(), Er
 pub(super) fn epoch() -> Instant {
     static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
     *EPOCH
-}
-
-pub(super) fn origin() -> ServerIdentity {
-    ServerIdentity {
-        system_identifier: "7".to_owned(),
-        timeline: 1,
-    }
 }
 
 fn delivery(mode: Mode) -> DeliveryConfig {
