@@ -509,12 +509,11 @@ impl World {
 
     /// A session's own producer ends. Nothing of it counts but what is committed.
     fn retire(&mut self) {
-        let Some(pipeline) = &self.relay.pipeline else {
+        let Some(pipeline) = &mut self.relay.pipeline else {
             return;
         };
-        let inside = pipeline
-            .begun
-            .delivered(&pipeline.confirm.stored_position());
+        let stored = pipeline.confirm.stored_position();
+        let inside = pipeline.delivered_at(stored).inside;
         self.replace_producer();
         self.relay.process.left.delivered = None;
         self.relay.process.left.inside = inside;
