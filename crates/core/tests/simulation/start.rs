@@ -58,7 +58,8 @@ impl World {
     /// What a stream stores before all else.
     pub(super) fn stream_start(&self) -> Stored {
         self.decide(|_, found| {
-            let start = reconcile(found, false).expect("what is stored belongs here");
+            let start =
+                reconcile(found, false).unwrap_or_else(|error| panic!("{error}: {found:?}"));
             Stored {
                 relay: self.relay.process.relay.clone(),
                 position: start.position,

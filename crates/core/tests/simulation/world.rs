@@ -51,8 +51,15 @@ pub(super) struct World {
     pub(super) broker: Shared,
     /// What the store holds.
     pub(super) stored: Stored,
+    /// What a standby has of it, where the store is in Postgres. Until one is promoted.
+    stored_there: Option<Stored>,
     /// What the store has as published in whole.
     pub(super) published: BTreeSet<Logged>,
+    /// Events that no server has any more.
+    pub(super) gone: BTreeSet<Logged>,
+    /// Whether the store knew of more than a standby had that was promoted: which rows are
+    /// published may be forgotten.
+    pub(super) may_forget: bool,
     /// The relay that acts, and the others.
     pub(super) relay: Relay,
     pub(super) others: Vec<Relay>,
@@ -80,7 +87,8 @@ impl World {
             seed, mode, faults, ..
         } = plan;
         // Messages are in no table.
-        let reads_table = faults.has(Fault::SlotLost) || faults.has(Fault::NoReplication);
+        let of_table = [Fault::SlotLost, Fault::NoReplication, Fault::Failover];
+        let reads_table = of_table.into_iter().any(|fault| faults.has(fault));
         let server = Server::new(!reads_table);
         let mut dice = fastrand::Rng::with_seed(*seed);
         let broker = match mode.bus {
@@ -96,6 +104,9 @@ impl World {
         };
         let is_small = dice.u8(0..3) == 0;
         let broker = broker.shared_by(mode.relays);
+        let stored = stored_at_first(&server);
+        let may_be = faults.has(Fault::Failover) && mode.bus != Bus::Transactional;
+        let is_in_postgres = may_be && dice.bool();
         World {
             random: dice.fork(),
             dice,
@@ -108,10 +119,13 @@ impl World {
             },
             delivery: delivery(*mode),
             now: Duration::ZERO,
-            stored: stored_at_first(&server),
+            stored_there: Some(stored.clone()).filter(|_| is_in_postgres),
+            stored,
             server,
             broker: Arc::new(Mutex::new(broker)),
             published: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            may_forget: false,
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
@@ -363,6 +377,7 @@ impl World {
             Fault::SlotLost,
             Fault::StoodStill,
             Fault::NoReplication,
+            Fault::Failover,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -398,6 +413,10 @@ impl World {
                 self.lose_connections();
                 ("slot lost", chosen)
             }
+            Some(Fault::Failover) => {
+                self.fail_over();
+                ("failover", chosen)
+            }
             Some(_) => {
                 let mut broker = self.broker.lock().unwrap();
                 broker.down = !broker.down;
@@ -418,6 +437,45 @@ impl World {
                 _ => {}
             }
         }
+        drop(broker);
+        if self.faults.has(Fault::Failover)
+            && self.server.replicate(&mut self.random)
+            && let Some(stored) = &mut self.stored_there
+        {
+            stored.clone_from(&self.stored);
+        }
+    }
+
+    /// The standby is promoted, and the relays come to it.
+    fn fail_over(&mut self) {
+        let away = Duration::from_millis(self.random.u64(0..10_000));
+        let lost = self.server.promote(self.now + away, &mut self.random);
+        let switch = self.server.end();
+        // Not mended: one that goes back twice forgets a read of the table in between.
+        if let Some(stored) = self.stored_there.take() {
+            self.reached
+                .count(Path::StoreWentBack, u64::from(self.stored != stored));
+            self.stored = stored;
+            self.relay.storing = None;
+            self.others.iter_mut().for_each(|it| it.storing = None);
+        }
+        let knows_more = |stored: &Stored| {
+            let published = stored.published.as_ref();
+            published.is_some_and(|it| it.pair.lsn > switch || it.also_end > Some(switch))
+        };
+        let is_storing = |relay: &Relay| relay.storing.as_ref().is_some_and(knows_more);
+        let others = self.others.iter().any(is_storing);
+        self.may_forget |= knows_more(&self.stored) || is_storing(&self.relay) || others;
+        let is_behind = self.stored.position.end_lsn > switch && !lost.is_empty();
+        self.reached
+            .count(Path::Promoted, u64::from(!lost.is_empty()));
+        self.reached
+            .count(Path::PromotedBehind, u64::from(is_behind));
+        let lacks_slot = u64::from(!self.server.has_slot);
+        self.reached.count(Path::PromotedWithoutSlot, lacks_slot);
+        self.gone.extend(lost.into_iter().flat_map(|it| it.events));
+        self.published.clear();
+        self.lose_connections();
     }
 
     pub(super) fn lose_connection(&mut self) {
