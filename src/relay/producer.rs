@@ -191,9 +191,10 @@ impl RelayProducer {
     /// Ends a producer that commits positions with its events: nothing of it counts but what is
     /// committed.
     pub(super) async fn end_uncommitted(&mut self) {
-        if let Some(pipeline) = self.running() {
+        if let Some(pipeline) = self.running_mut() {
             let stored = pipeline.confirm.stored_position();
-            self.known.left.lock().inside = pipeline.begun.delivered(&stored);
+            let inside = pipeline.delivered_at(stored).inside;
+            self.known.left.lock().inside = inside;
         }
         self.end().await;
     }

@@ -63,13 +63,13 @@ fn decode(value: &[u8], place: &str, remedy: &str) -> Result<Stored> {
         .remedy(remedy)
     };
     let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
-    if layout.version > LAYOUT {
+    if !(2..=LAYOUT).contains(&layout.version) {
         let cause = format!(
-            "{place} has layout {}; this walrelay reads up to {LAYOUT}",
+            "{place} has layout {}; this walrelay reads 2 to {LAYOUT}",
             layout.version
         );
         return Err(Error::new(Kind::PositionMismatch, cause)
-            .remedy("run the newer walrelay that wrote it"));
+            .remedy("run the walrelay of another version that wrote it"));
     }
     let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
     Ok(envelope.stored)

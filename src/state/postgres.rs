@@ -141,7 +141,7 @@ mod tests {
         for (text, remedy) in [
             ("", "a person"),
             ("{}", "a person"),
-            (r#"{"version": 4}"#, "the newer walrelay"),
+            (r#"{"version": 4}"#, "of another version"),
         ] {
             let error = read("orders", text).unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch, "{text}");

@@ -238,6 +238,7 @@ impl Read {
             published.also = before.also;
             published.also_end = before.also_end;
             published.forgotten = before.forgotten;
+            published.earlier = before.pair.before(before.earlier);
             published.trim();
         }
         published

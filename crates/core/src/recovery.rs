@@ -171,17 +171,18 @@ impl Rules<'_> {
             && (gap.is_ok() || !self.adopt_slot)
         {
             let fits = gap?;
-            if until.is_some() && *slot == SlotIs::There && fits.is_none() {
+            // After a promotion, slot and transactions that were begun with may not be those of
+            // before.
+            let is_begun = until.is_some() && stored.server == *server;
+            if is_begun && *slot == SlotIs::There && fits.is_none() {
                 return Ok(TableTask::GoOn);
             }
-            let published = fits.map_or_else(|| stored.published.clone(), |gap| gap.published);
+            let published = fits.map_or_else(|| known(found), |gap| gap.published);
             let cause =
                 "a read of the table was interrupted, and its slot no longer exists".to_owned();
-            // After a promotion, transactions that were begun with may not be those of before.
-            let finishes = until.is_some() && stored.server == *server;
             return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
                 published,
-                finishes,
+                finishes: is_begun,
                 ..RecoveryPlan::from_nothing(rows.clone(), cause)
             })));
         }
@@ -192,7 +193,7 @@ impl Rules<'_> {
                 "the slot has everything by now; streaming from it",
             ));
         }
-        let plan = self.plan(stored, slot, gap)?;
+        let plan = self.plan(found, slot, gap)?;
         Ok(TableTask::MakeSlot(Box::new(plan)))
     }
 
@@ -218,14 +219,14 @@ impl Rules<'_> {
     /// Errors: a person has to choose; the remedy lists the choices.
     fn plan(
         &self,
-        stored: Option<&Stored>,
+        found: Found<'_>,
         slot: &SlotIs,
         gap: Result<Option<Gap>>,
     ) -> Result<RecoveryPlan> {
-        let found = slot.described(self.slot);
+        let described = slot.described(self.slot);
         if self.store_is_slot {
             let cause =
-                format!("{found}, and state.store is slot: no record tells what was relayed");
+                format!("{described}, and state.store is slot: no record tells what was relayed");
             let choices = format!(
                 "` makes a slot that begins now; or set state.store to kafka or postgres, and \
                  choose with {}",
@@ -235,12 +236,12 @@ impl Rules<'_> {
             let remedy = Remedy::from("`").and(setup).and(choices);
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
         }
-        let Some(stored) = stored else {
+        let Some(stored) = found.stored else {
             if matches!(slot, SlotIs::Lost(_)) && self.backlog.is_none() {
-                let cause = format!("{found}, and no stored position tells what was relayed");
+                let cause = format!("{described}, and no stored position tells what was relayed");
                 return Err(Error::new(Kind::SlotUnusable, cause).remedy(self.choices()));
             }
-            let cause = format!("{found}, and nothing was relayed before");
+            let cause = format!("{described}, and nothing was relayed before");
             return Ok(RecoveryPlan::from_nothing(self.first_rows(), cause));
         };
         if self.adopt_slot {
@@ -248,25 +249,25 @@ impl Rules<'_> {
             let note = "accepted because of --adopt-slot: the stored position is discarded";
             return Ok(RecoveryPlan {
                 notes: vec![note.to_owned()],
-                ..RecoveryPlan::from_nothing(rows, found)
+                ..RecoveryPlan::from_nothing(rows, described)
             });
         }
-        self.plan_after_stored(stored, slot, found, gap?)
+        let gap = gap?.unwrap_or_else(|| Gap {
+            cause: described,
+            published: known(found),
+            notes: Vec::new(),
+        });
+        self.plan_after_stored(stored, slot, gap)
     }
 
     /// The plan to read what was not published according to `stored`.
     /// Errors: the tables, or what is stored, do not tell that, or recovery is not wanted.
-    fn plan_after_stored(
-        &self,
-        stored: &Stored,
-        slot: &SlotIs,
-        found: String,
-        gap: Option<Gap>,
-    ) -> Result<RecoveryPlan> {
-        let (cause, published, notes) = match gap {
-            Some(gap) => (gap.cause, gap.published, gap.notes),
-            None => (found, stored.published.clone(), Vec::new()),
-        };
+    fn plan_after_stored(&self, stored: &Stored, slot: &SlotIs, gap: Gap) -> Result<RecoveryPlan> {
+        let Gap {
+            cause,
+            published,
+            notes,
+        } = gap;
         // A poller had none, and knows what is published.
         let polled = stored.is_polled() && published.is_some();
         let cause = if polled {
@@ -643,25 +644,55 @@ mod tests {
         assert_eq!(refused.unwrap_err().kind(), Kind::Config);
     }
 
+    /// How a relay starts without a slot once a standby is promoted that parted at `switch`.
+    fn promoted(
+        stored: &Stored,
+        switch: u64,
+        slot: &SlotIs,
+        why: &TableReason,
+    ) -> Result<TableStart> {
+        let history = [TimelineSwitch {
+            timeline: 1,
+            switch_lsn: Lsn::new(switch),
+        }];
+        let found = Found {
+            stored: Some(stored),
+            server: &server(2),
+            slot: &slot_at(0),
+            wal_end: Lsn::new(200),
+            history: &history,
+        };
+        start(|_| {}, found, slot, why)
+    }
+
     /// P1, P12: of what was delivered, only that from before the switch is published.
     #[test]
-    fn after_a_promotion_a_poller_knows_what_was_published_before_the_switch() {
-        let stored = stored();
-        for (switch, is_known) in [(95, true), (85, false)] {
-            let history = [TimelineSwitch {
-                timeline: 1,
-                switch_lsn: Lsn::new(switch),
-            }];
-            let found = Found {
-                stored: Some(&stored),
-                server: &server(2),
-                slot: &slot_at(0),
-                wal_end: Lsn::new(200),
-                history: &history,
+    fn after_a_promotion_only_what_was_published_before_the_switch_counts() {
+        let poll = TableReason::Poll("no right".to_owned());
+        for why in [TableReason::Gap, poll] {
+            for (switch, is_known) in [(95, true), (85, false)] {
+                let start = promoted(&stored(), switch, &SlotIs::Missing, &why);
+                assert_eq!(start.is_ok(), is_known, "{why:?}, {switch}: {start:?}");
+            }
+        }
+    }
+
+    /// P1: the slot may be another one, and ids of transactions are used again.
+    #[test]
+    fn after_a_promotion_an_interrupted_read_begins_again() {
+        let mut begun = Stored {
+            catch_up: Some(CatchUp::new(Rows::All, Some("20:20:".parse().unwrap()))),
+            ..stored()
+        };
+        begun.published.as_mut().unwrap().also = vec![12];
+        begun.published.as_mut().unwrap().also_end = Some(Lsn::new(96));
+        for slot in [SlotIs::There, SlotIs::Missing] {
+            let start = promoted(&begun, 95, &slot, &TableReason::Gap).unwrap();
+            let TableTask::MakeSlot(plan) = start.task else {
+                panic!("{start:?}");
             };
-            let poll = TableReason::Poll("no right".to_owned());
-            let start = start(|_| {}, found, &SlotIs::Missing, &poll);
-            assert_eq!(start.is_ok(), is_known, "{switch}: {start:?}");
+            let published = plan.published.unwrap();
+            assert!(!plan.finishes && published.also.is_empty(), "{slot:?}");
         }
     }
 }

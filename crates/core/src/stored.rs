@@ -54,10 +54,12 @@ pub struct Stored {
 impl Stored {
     /// Whether what the process `relay` knows counts on `server`, where this is stored: that process
     /// stored it there, and not before `kept`. A server or store that was restored has an older one.
+    /// At the table it may have none, and be newer.
     pub fn counts(&self, relay: &str, server: &ServerIdentity, kept: Option<&Stored>) -> bool {
         let pair = |of: &Stored| of.published.as_ref().map(|published| published.pair.lsn);
         let is_older = |kept: &Stored| {
-            !self.position.is_at_or_after(&kept.position) || pair(self) < pair(kept)
+            let is_behind = !self.position.is_at_or_after(&kept.position);
+            is_behind && !self.is_polled() || pair(self) < pair(kept)
         };
         self.relay == relay && self.server == *server && !kept.is_some_and(is_older)
     }

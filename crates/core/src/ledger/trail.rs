@@ -32,6 +32,18 @@ pub struct Pair {
     pub lsn: Lsn,
 }
 
+impl Pair {
+    /// The earlier pairs of the one that follows this one, which had `earlier`.
+    pub(crate) fn before(self, mut earlier: Vec<Pair>) -> Vec<Pair> {
+        let last = earlier.first();
+        if last.is_none_or(|last| self.lsn.bytes_since(last.lsn) >= EARLIER_BYTES) {
+            earlier.insert(0, self);
+            earlier.truncate(EARLIER_MAX);
+        }
+        earlier
+    }
+}
+
 /// Which rows of the outbox tables are published, by the transaction that wrote them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
@@ -256,12 +268,7 @@ impl Trail {
             published.also_end = before.also_end;
             published.forgotten = before.forgotten;
             published.floor = before.floor;
-            published.earlier = before.earlier;
-            let last = published.earlier.first();
-            if last.is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES) {
-                published.earlier.insert(0, before.pair);
-                published.earlier.truncate(EARLIER_MAX);
-            }
+            published.earlier = before.pair.before(before.earlier);
         } else {
             // Rows older than this snapshot may be unpublished.
             published.floor = Some(published.pair.snapshot.clone());

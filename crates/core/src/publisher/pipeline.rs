@@ -46,7 +46,8 @@ pub struct Delivered {
     pub position: Position,
     /// The published rows there; none where that is not known.
     pub published: Option<Published>,
-    /// Rows of the transaction that the position is inside of.
+    /// Rows of the transaction that the position is inside of. None where earlier transactions may
+    /// come again, behind which these do, too (P2).
     pub inside: Vec<RowId>,
 }
 
@@ -237,10 +238,16 @@ impl<S: Sink> Pipeline<S> {
 
     /// What is delivered up to `position`, which no later store is behind.
     pub fn delivered_at(&mut self, position: Position) -> Delivered {
+        let published = self.trail.published(&position).cloned();
+        let forgets = published.as_ref().is_some_and(|it| it.forgotten.is_some());
         Delivered {
             position,
-            published: self.trail.published(&position).cloned(),
-            inside: self.begun.delivered(&position),
+            published,
+            inside: if forgets {
+                Vec::new()
+            } else {
+                self.begun.delivered(&position)
+            },
         }
     }
 

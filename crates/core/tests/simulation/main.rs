@@ -20,6 +20,7 @@ mod plan;
 mod promises;
 mod server;
 mod session;
+mod start;
 mod table;
 mod turns;
 mod upkeep;
@@ -172,10 +173,19 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
             true => faults,
             false => faults
                 .without(Fault::SlotLost)
-                .without(Fault::NoReplication),
+                .without(Fault::NoReplication)
+                .without(Fault::Failover),
         }
     };
     explore_reaching("every fault", |seed| (GAPLESS, faults(seed)), &paths);
+}
+
+fn bus_of(seed: u64) -> Bus {
+    match seed % 3 {
+        0 => Bus::Gapless,
+        1 => Bus::Lanes,
+        _ => Bus::Transactional,
+    }
 }
 
 #[test]
@@ -190,15 +200,32 @@ fn what_no_slot_sends_is_read_from_the_table() {
         Path::HandedOver,
     ];
     let plan = |seed: u64| {
-        let bus = match seed % 3 {
-            0 => Bus::Gapless,
-            1 => Bus::Lanes,
-            _ => Bus::Transactional,
-        };
-        let mode = Mode::new(bus, OnError::Stop);
+        let mode = Mode::new(bus_of(seed), OnError::Stop);
         (mode, Faults::some(seed).with(Fault::SlotLost))
     };
     explore_reaching("lost slots", plan, &paths);
+}
+
+#[test]
+fn what_a_promoted_standby_has_is_delivered_in_order() {
+    let paths = [
+        Path::Promoted,
+        Path::PromotedBehind,
+        Path::PromotedWithoutSlot,
+        Path::StoreWentBack,
+        Path::TableRead,
+        Path::Polled,
+    ];
+    let plan = |seed: u64| {
+        let relays = 1 + usize::from(seed.is_multiple_of(2));
+        let mode = Mode::new(bus_of(seed), OnError::Stop).with_relays(relays);
+        let others = match seed % 4 {
+            0 => Faults::of(&[]),
+            _ => Faults::some(seed),
+        };
+        (mode, others.with(Fault::Failover))
+    };
+    explore_reaching("failovers", plan, &paths);
 }
 
 #[test]
@@ -229,6 +256,7 @@ fn committed_together_every_event_is_seen_once_whatever_fails() {
     let faults = Faults::all().without(Fault::Refusal);
     let faults = faults.without(Fault::SlotLost);
     let faults = faults.without(Fault::NoReplication);
+    let faults = faults.without(Fault::Failover);
     explore_without_duplicates("exactly once", |_| (TRANSACTIONAL, faults.clone()));
 }
 
@@ -336,6 +364,7 @@ fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
     let faults = Faults::all().without(Fault::Refusal);
     let faults = faults.without(Fault::SlotLost);
     let faults = faults.without(Fault::NoReplication);
+    let faults = faults.without(Fault::Failover);
     explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
     let paths = [Path::TookOver, Path::StoredLate, Path::Fenced];
     let plan = |seed| (mode, Faults::some(seed));
@@ -349,7 +378,7 @@ fn a_schedule_is_its_seed() {
             let plan = Plan {
                 seed,
                 mode,
-                faults: Faults::all(),
+                faults: mode.meets(&Faults::all()),
                 steps: STEPS,
             };
             // Each map of the standard library has a hash seed of its own.
@@ -410,7 +439,9 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
         Fault::StoodStill => mode.has_stand_by(),
-        Fault::SlotLost | Fault::NoReplication => mode.meets(&Faults::of(&[fault])).has(fault),
+        Fault::SlotLost | Fault::NoReplication | Fault::Failover => {
+            mode.meets(&Faults::of(&[fault])).has(fault)
+        }
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure

@@ -34,10 +34,12 @@ pub(super) enum Fault {
     StoodStill,
     /// The relay may not replicate for a while.
     NoReplication,
+    /// A standby is promoted, which may lack what was written last, and the slot.
+    Failover,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 13] = [
+    pub(super) const ALL: [Fault; 14] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -51,6 +53,7 @@ impl Fault {
         Fault::Unroutable,
         Fault::StoodStill,
         Fault::NoReplication,
+        Fault::Failover,
     ];
 }
 
@@ -153,8 +156,13 @@ impl Mode {
 
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
     /// took over, and no slot serves next, the table gives delivered events again behind later
-    /// ones of their aggregate that are parked.
+    /// ones of their aggregate that are parked. Not simulated: marks and parked events that a
+    /// promoted standby lacks; what a record of a topic says of its timeline.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
+        let faults = match self.on_error == OnError::Park || self.reads_tails {
+            true => &faults.without(Fault::Failover),
+            false => faults,
+        };
         let takes_over = self.has_stand_by() || faults.has(Fault::RelayKill);
         if self.on_error == OnError::Park && takes_over {
             faults
@@ -310,6 +318,12 @@ pub(super) enum Path {
     StoredLate,
     /// The other relay's transaction was fenced.
     Fenced,
+    /// A promoted standby lacked transactions; those that were stored as delivered; the slot; what
+    /// was stored last.
+    Promoted,
+    PromotedBehind,
+    PromotedWithoutSlot,
+    StoreWentBack,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

@@ -7,8 +7,9 @@ use walrelay_core::catch_up::Key;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::decode::RelationColumn;
 use walrelay_core::event::RowId;
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::{Lsn, ServerIdentity, TimelineSwitch};
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::start::SlotNow;
 
 use crate::pgoutput;
 
@@ -28,6 +29,7 @@ pub(super) struct Transaction {
     pub(super) commit_lsn: Lsn,
     pub(super) end_lsn: Lsn,
     pub(super) xid: u64,
+    pub(super) timeline: u32,
     /// Whether its table had another name.
     is_renamed: bool,
     /// Aggregate and version of each event; the id is their [`id`].
@@ -44,6 +46,9 @@ pub(super) enum Sent {
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Server {
+    pub(super) identity: ServerIdentity,
+    /// The timelines before this one.
+    pub(super) history: Vec<TimelineSwitch>,
     pub(super) log: Vec<Transaction>,
     wal: u64,
     versions: [u64; 4],
@@ -52,10 +57,11 @@ pub(super) struct Server {
     running: Vec<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
     pub(super) has_keys: bool,
-    has_slot: bool,
+    pub(super) has_slot: bool,
     /// What the slot holds in memory, and what a crash leaves of it.
     pub(super) confirmed: Lsn,
     confirmed_on_disk: Lsn,
+    standby: Standby,
     /// Until when it takes no connections, and until when another session has the slot.
     away_until: Duration,
     held_until: Duration,
@@ -67,6 +73,16 @@ pub(super) struct Server {
     owner: Option<usize>,
     /// When the server ends the session of an owner that stands still.
     expires: Option<Duration>,
+}
+
+/// What a standby has.
+#[derive(Debug)]
+struct Standby {
+    wal: u64,
+    /// What its copy of the slot was confirmed up to.
+    slot: Option<Lsn>,
+    /// Ids below this were used before it was promoted last.
+    next_xid: u64,
 }
 
 #[derive(Debug)]
@@ -90,6 +106,11 @@ impl Server {
     pub(super) fn new(has_messages: bool) -> Self {
         let start = Lsn::new(1_000);
         Server {
+            identity: ServerIdentity {
+                system_identifier: "7".to_owned(),
+                timeline: 1,
+            },
+            history: Vec::new(),
             log: Vec::new(),
             wal: 1_000,
             versions: [0; 4],
@@ -99,6 +120,11 @@ impl Server {
             has_slot: true,
             confirmed: start,
             confirmed_on_disk: start,
+            standby: Standby {
+                wal: start.as_u64(),
+                slot: Some(start),
+                next_xid: FIRST_XID,
+            },
             away_until: Duration::ZERO,
             held_until: Duration::ZERO,
             forbidden_until: Duration::ZERO,
@@ -176,6 +202,7 @@ impl Server {
             commit_lsn,
             end_lsn: Lsn::new(self.wal),
             xid: self.running.remove(at),
+            timeline: self.identity.timeline,
             is_renamed: random.u8(0..8) == 0,
             events,
         });
@@ -196,6 +223,52 @@ impl Server {
         self.end_session();
         self.confirmed = self.confirmed_on_disk;
         self.away_until = away_until;
+    }
+
+    /// The standby gets what was written since, or the slot as it is, both, or nothing. Whether it
+    /// has all that was written.
+    pub(super) fn replicate(&mut self, random: &mut fastrand::Rng) -> bool {
+        let (log, slot) = (random.u8(0..8) == 0, random.u8(0..4) == 0);
+        if log {
+            self.standby.wal = self.wal;
+        }
+        if slot && self.confirmed.as_u64() <= self.standby.wal {
+            self.standby.slot = self.has_slot.then_some(self.confirmed);
+        }
+        log
+    }
+
+    /// The standby is promoted. Transactions that it lacks are gone, and their ids are used again.
+    pub(super) fn promote(
+        &mut self,
+        away_until: Duration,
+        random: &mut fastrand::Rng,
+    ) -> Vec<Transaction> {
+        self.end_session();
+        self.away_until = away_until;
+        self.wal = self.standby.wal;
+        let switch_lsn = self.end();
+        let timeline = self.identity.timeline;
+        let switch = TimelineSwitch {
+            timeline,
+            switch_lsn,
+        };
+        self.history.push(switch);
+        self.identity.timeline += 1;
+        let has = self.log.partition_point(|it| it.end_lsn <= switch_lsn);
+        let gone = self.log.split_off(has);
+        self.running.clear();
+        if random.bool() {
+            // It got no more than commits.
+            let next_xids = self.log.iter().map(|it| it.xid + 1);
+            self.next_xid = next_xids.fold(self.standby.next_xid, u64::max);
+        }
+        self.standby.next_xid = self.next_xid;
+        self.standby.slot.take_if(|_| random.u8(0..3) == 0);
+        self.has_slot = self.standby.slot.is_some();
+        self.confirmed = self.standby.slot.unwrap_or_default();
+        self.confirmed_on_disk = self.confirmed;
+        gone
     }
 
     pub(super) fn is_away(&self, now: Duration) -> bool {
@@ -247,9 +320,25 @@ impl Server {
         (self.confirmed, self.snapshot())
     }
 
-    /// Whether the slot does not send all that follows `position`.
-    pub(super) fn lacks(&self, position: &Position) -> bool {
-        !self.has_slot || self.confirmed > position.end_lsn
+    /// The slot and its table, as a relay finds them.
+    pub(super) fn slot_now(&self) -> SlotNow {
+        let is_there = |_: &Lsn| self.has_slot;
+        let has_messages = !self.has_keys;
+        SlotNow {
+            name: "simulated".to_owned(),
+            confirmed_flush: Some(self.confirmed).filter(is_there).unwrap_or_default(),
+            publication_oid: 1,
+            publication_version: String::new(),
+            table_oids: vec![TABLE_OID],
+            membership_oids: Vec::new(),
+            message_prefixes: has_messages
+                .then(|| PREFIX.to_owned())
+                .into_iter()
+                .collect(),
+            cluster_id: None,
+            bus: "the model",
+            bus_address: "none",
+        }
     }
 
     /// The rows of the table, in their order.

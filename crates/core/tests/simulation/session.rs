@@ -7,6 +7,7 @@ use std::time::Duration;
 use walrelay_core::config::OnError;
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::{BaseTypes, RowId};
+use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Position;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::parked_index::RetryMemory;
@@ -14,7 +15,8 @@ use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction, Pipeline};
 use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::publisher::write_back::WriteBacks;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
-use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions};
+use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
+use walrelay_core::stored::Stored;
 use walrelay_core::turn::Turn;
 
 use super::broker::{Producer, Shared};
@@ -22,7 +24,7 @@ use super::plan::{Fault, Path};
 use super::server::{Sent, TABLE_OID};
 use super::table::Reading;
 use super::turns::StandStill;
-use super::world::{Stored, World, epoch, origin, take_in_told};
+use super::world::{World, epoch, take_in_told};
 
 /// The longest wait for the next session, unless a topic refuses.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
@@ -43,6 +45,8 @@ pub(super) struct Process {
     drains_until: Option<Duration>,
     has_streamed: bool,
     pub(super) left: Left,
+    /// The last record that the store took of it.
+    pub(super) kept: Option<Stored>,
     /// Whether another relay was at work.
     pub(super) turn: Turn,
     pub(super) stand_still: Option<StandStill>,
@@ -83,7 +87,8 @@ enum Pause {
 /// A session that is open.
 struct Open {
     since: Duration,
-    stored: Position,
+    /// What is stored by then. What is not progress goes with each record.
+    stored: Stored,
 }
 
 impl Process {
@@ -96,6 +101,20 @@ impl Process {
 
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// The record of a stream that is open.
+    pub(super) fn stored_at(
+        &self,
+        position: Position,
+        published: Option<Published>,
+    ) -> Option<Stored> {
+        let open = self.open.as_ref()?;
+        Some(Stored {
+            position,
+            published,
+            ..open.stored.clone()
+        })
     }
 
     /// Whether a session, or one that is to open, waits for acks.
@@ -174,30 +193,13 @@ impl World {
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
         self.take_turn();
-        if why.is_some() || self.lacks_rows() || self.polls() {
-            return self.open_table();
+        match why.or_else(|| self.table_instead()) {
+            Some(why) => self.open_table(&why),
+            None => self.open_stream(),
         }
-        self.open_stream()
     }
 
-    /// What is stored, or counts as stored.
-    fn loaded(&self) -> &Stored {
-        let progress = self.relay.process.left.progress.as_ref();
-        progress.unwrap_or(&self.stored)
-    }
-
-    /// Whether the table has rows that the slot does not send.
-    fn lacks_rows(&self) -> bool {
-        let loaded = self.loaded();
-        loaded.catch_up.is_some() || self.server.lacks(&loaded.position)
-    }
-
-    /// Whether no slot can be made or streamed.
-    fn polls(&self) -> bool {
-        self.server.forbids(self.now)
-    }
-
-    fn open_table(&mut self) -> Result<(), Error> {
+    fn open_table(&mut self, why: &TableReason) -> Result<(), Error> {
         let is_drained = match &mut self.relay.pipeline {
             Some(pipeline) => {
                 pipeline.publisher.retry_pending()?;
@@ -221,9 +223,7 @@ impl World {
         if std::mem::take(&mut self.relay.process.turn.is_past) {
             self.relay.process.left.forget();
         }
-        let polls = self.polls();
-        let loaded = self.loaded().clone();
-        let has_slot = !self.server.lacks(&loaded.position);
+        let start = self.table_start(why)?;
         let mut publisher = self.publisher_at(Position::default());
         let left = &mut self.relay.process.left;
         publisher.judge.quarantine = left.quarantine.take_over();
@@ -233,12 +233,8 @@ impl World {
             publisher.judge.parking.begin(tables.index());
         }
         let delivered = left.delivered.take();
-        let delivered = delivered.filter(|of| of.position.is_at_or_after(&loaded.position));
-        let mut reading = if polls {
-            Reading::polling(publisher, loaded)
-        } else {
-            Reading::new(publisher, loaded, has_slot)
-        };
+        let delivered = delivered.filter(|of| of.position.is_at_or_after(&start.stored.position));
+        let mut reading = Reading::new(publisher, start);
         if let Some(of) = delivered {
             left.inside.clone_from(&of.inside);
             reading.knows(of);
@@ -252,6 +248,9 @@ impl World {
     }
 
     fn open_stream(&mut self) -> Result<(), Error> {
+        self.stored = self.stream_start();
+        self.relay.process.left.progress = None;
+        self.relay.process.kept = Some(self.stored.clone());
         if std::mem::take(&mut self.relay.process.turn.is_past) {
             let was_running = self.relay.pipeline.is_some();
             self.replace_producer();
@@ -260,10 +259,6 @@ impl World {
                 self.reached.count(Path::CameBack, 1);
                 return Err(Error::new(Kind::SlotActive, "another relay was at work"));
             }
-        }
-        // What was read and could not be stored is stored before all else.
-        if let Some(progress) = self.relay.process.left.progress.take() {
-            self.stored = progress;
         }
         if self.relay.pipeline.is_none() {
             self.relay.pipeline = Some(self.next_pipeline());
@@ -290,7 +285,7 @@ impl World {
             .count(Path::TriedOften, u64::from(resumed.tries > 3));
         self.relay.process.open = Some(Open {
             since: self.now,
-            stored: self.stored.position,
+            stored: self.stored.clone(),
         });
     }
 
@@ -418,7 +413,7 @@ impl World {
                 .table_ended(lasted, error.is_none());
             self.end_reading(reading, error);
         } else if let Some(open) = open {
-            let has_stored = open.stored != self.stored.position;
+            let has_stored = open.stored.position != self.stored.position;
             self.relay.process.sessions.stream_ended(lasted, has_stored);
         }
     }
@@ -514,12 +509,11 @@ impl World {
 
     /// A session's own producer ends. Nothing of it counts but what is committed.
     fn retire(&mut self) {
-        let Some(pipeline) = &self.relay.pipeline else {
+        let Some(pipeline) = &mut self.relay.pipeline else {
             return;
         };
-        let inside = pipeline
-            .begun
-            .delivered(&pipeline.confirm.stored_position());
+        let stored = pipeline.confirm.stored_position();
+        let inside = pipeline.delivered_at(stored).inside;
         self.replace_producer();
         self.relay.process.left.delivered = None;
         self.relay.process.left.inside = inside;
@@ -558,7 +552,7 @@ impl World {
     fn publisher_at(&self, start: Position) -> Publisher<Producer> {
         let sink = Producer(Arc::clone(&self.broker));
         let mut publisher = Publisher::new(&self.setup(), start, sink).expect("a publisher");
-        let server = origin();
+        let server = &self.server.identity;
         publisher.set_origin(&server.system_identifier, server.timeline);
         publisher
     }
@@ -586,7 +580,7 @@ impl World {
         pipeline
             .assembler
             .set_catalog(table_oids, BaseTypes::default());
-        let server = origin();
+        let server = &self.server.identity;
         let publisher = &mut pipeline.publisher;
         publisher.set_origin(&server.system_identifier, server.timeline);
         publisher.judge.quarantine = quarantine;
@@ -603,7 +597,8 @@ impl World {
         let publisher = &mut self.relay.pipeline.as_mut().unwrap().publisher;
         let outboxes = &publisher.setup.outboxes;
         let stored = self.stored.position;
-        let before = DeliveredBefore::new(outboxes, &origin(), stored, self.server.end());
+        let before =
+            DeliveredBefore::new(outboxes, &self.server.identity, stored, self.server.end());
         publisher.judge.before = before.map(Box::new);
     }
 }

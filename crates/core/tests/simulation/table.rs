@@ -8,17 +8,18 @@ use std::collections::{HashSet, VecDeque};
 use walrelay_core::catch_up::{CatchUp, Checkpoints, Read, Rows, Which};
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::{Place, Polled, RowId, Via};
-use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::pipeline::Delivered;
+use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::stored::Stored;
 
 use super::broker::{Logged, Producer};
 use super::plan::Path;
 use super::server::{Row, columns};
-use super::world::{Stored, World, epoch};
+use super::world::{World, epoch};
 
 /// Rows between two places where a killed relay can go on.
 const CHECKPOINT_ROWS: u64 = 3;
@@ -32,9 +33,8 @@ pub(super) struct Reading {
     stage: Stage,
     /// Whether write-backs of an earlier session come before all else.
     writes_first: bool,
-    /// What is known to be published when the slot is made.
-    published: Option<Published>,
-    rows: Rows,
+    /// Where a slot is made.
+    plan: Option<Box<RecoveryPlan>>,
     /// Rows that are published, whatever else is known.
     pub(super) delivered: HashSet<RowId>,
     scan: Option<Scan>,
@@ -64,33 +64,23 @@ struct Scan {
 }
 
 impl Reading {
-    /// Polls from `loaded` on: no slot may go on from there.
-    pub(super) fn polling(publisher: Publisher<Producer>, loaded: Stored) -> Reading {
-        let mut reading = Reading::new(publisher, loaded, false);
-        reading.stage = Stage::Poll;
-        reading.stored.position = Position::default();
-        reading
-    }
-
-    /// Goes on from `loaded`. `has_slot`: the slot that it was made for is there.
-    pub(super) fn new(publisher: Publisher<Producer>, loaded: Stored, has_slot: bool) -> Reading {
-        let begun = loaded.catch_up.as_ref();
-        let is_made = begun.is_some_and(|it| it.until.is_some());
-        let stage = match (is_made, has_slot) {
-            (true, true) => Stage::CatchUp,
-            (true, false) => Stage::Finish,
-            (false, _) => Stage::Intend,
+    pub(super) fn new(publisher: Publisher<Producer>, start: TableStart) -> Reading {
+        let (stage, plan) = match start.task {
+            TableTask::MakeSlot(plan) if plan.finishes => (Stage::Finish, Some(plan)),
+            TableTask::MakeSlot(plan) => (Stage::Intend, Some(plan)),
+            TableTask::GoOn => (Stage::CatchUp, None),
+            TableTask::Poll(_) => (Stage::Poll, None),
+            TableTask::Again(rows) => panic!("nobody asks for {rows:?}"),
         };
         Reading {
             writes_first: !publisher.write_backs.is_empty(),
             publisher,
             kept: None,
             stage,
-            published: loaded.published.clone(),
-            rows: begun.map_or(Rows::Unpublished, |begun| begun.rows.clone()),
+            plan,
             delivered: HashSet::new(),
             scan: None,
-            stored: loaded,
+            stored: start.stored,
         }
     }
 
@@ -99,10 +89,18 @@ impl Reading {
         let Some(published) = of.published else {
             return;
         };
+        let before = self.stored.published.as_ref();
+        if before.is_some_and(|before| published.pair.lsn < before.pair.lsn) {
+            return;
+        }
         if self.stage != Stage::Poll {
             self.stored.position = of.position;
         }
-        self.published = Some(published.clone());
+        if let Some(plan) = &mut self.plan
+            && plan.published.is_some()
+        {
+            plan.published = Some(published.clone());
+        }
         if self.stored.catch_up.is_none() {
             self.stored.published = Some(published);
         }
@@ -158,7 +156,7 @@ impl World {
         match reading.stage {
             Stage::Finish => {
                 let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
-                reading.stored.published = reading.published.take();
+                reading.stored.published = reading.plan.as_mut().unwrap().published.take();
                 let lsn = self.server.end();
                 self.reached.count(Path::ReadFinished, 1);
                 self.begin_scan(until.unwrap(), lsn);
@@ -166,8 +164,9 @@ impl World {
             Stage::Intend => {
                 // The old position means nothing to the new slot.
                 reading.stored.position = Position::default();
-                reading.stored.published = reading.published.clone();
-                reading.stored.catch_up = Some(CatchUp::new(reading.rows.clone(), None));
+                let plan = reading.plan.take().unwrap();
+                reading.stored.published = plan.published;
+                reading.stored.catch_up = Some(CatchUp::new(plan.rows, None));
                 reading.stage = Stage::MakeSlot;
                 return self.save();
             }
@@ -272,9 +271,9 @@ impl World {
             let scan = reading.scan.take().unwrap();
             reading.is_read(scan);
             if reading.stage == Stage::Finish {
-                reading.published = reading.stored.published.take();
-                reading.stored.published = reading.published.clone();
-                reading.rows = Rows::Unpublished;
+                let plan = reading.plan.as_mut().unwrap();
+                plan.published = reading.stored.published.clone();
+                plan.rows = Rows::Unpublished;
                 reading.stage = Stage::Intend;
                 return Ok(());
             }
@@ -343,6 +342,7 @@ impl World {
     pub(super) fn saved(&mut self, stored: Stored) {
         let reading = self.relay.reading.as_mut().unwrap();
         self.relay.process.left.progress = None;
+        self.relay.process.kept = Some(stored.clone());
         reading.publisher.committed();
         reading.kept = Some(stored);
     }

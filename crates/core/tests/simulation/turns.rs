@@ -8,6 +8,7 @@ use std::time::Duration;
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::stored::Stored;
 use walrelay_core::turn::bearable;
 
 use super::broker::Producer;
@@ -15,7 +16,7 @@ use super::plan::{Fault, Path};
 use super::session::Process;
 use super::table::Reading;
 use super::upkeep::Upkeep;
-use super::world::{Stored, World, take_in_told};
+use super::world::{World, take_in_told};
 
 /// The silence after which the server ends a session.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -206,10 +207,13 @@ impl World {
         self.reached.count(Path::Fenced, u64::from(was_fenced));
         drop(broker);
         let process = &mut self.relay.process;
-        let last_relay = &mut self.stored.relay;
-        if !process.turn.resume(*last_relay == process.relay) {
+        let stored = &mut self.stored;
+        let server = &self.server.identity;
+        let counts = stored.counts(&process.relay, server, process.kept.as_ref());
+        if !process.turn.resume(counts) {
             process.left.forget();
-            last_relay.clone_from(&process.relay);
+            stored.relay.clone_from(&process.relay);
+            process.kept = Some(stored.clone());
         }
         self.reached.count(Path::TookOver, u64::from(took_over));
     }

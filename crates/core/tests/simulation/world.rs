@@ -10,25 +10,25 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use walrelay_core::catch_up::CatchUp;
 use walrelay_core::config::{
     DeliveryConfig, EventSource, Guarantee, OnError, OutboxConfig, RetryConfig, TransactionConfig,
 };
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
-use walrelay_core::ledger::trail::{Pair, Published};
-use walrelay_core::position::{Lsn, Position, ServerIdentity};
+use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::{Publisher, Setup};
 use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
+use walrelay_core::stored::Stored;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
 use super::session::{DRAIN, LONGEST, Process};
+use super::start::stored_at_first;
 use super::turns::Relay;
 
 /// Steps that are told of a failure.
@@ -51,8 +51,15 @@ pub(super) struct World {
     pub(super) broker: Shared,
     /// What the store holds.
     pub(super) stored: Stored,
+    /// What a standby has of it, where the store is in Postgres. Until one is promoted.
+    stored_there: Option<Stored>,
     /// What the store has as published in whole.
     pub(super) published: BTreeSet<Logged>,
+    /// Events that no server has any more.
+    pub(super) gone: BTreeSet<Logged>,
+    /// Whether the store knew of more than a standby had that was promoted: which rows are
+    /// published may be forgotten.
+    pub(super) may_forget: bool,
     /// The relay that acts, and the others.
     pub(super) relay: Relay,
     pub(super) others: Vec<Relay>,
@@ -61,23 +68,6 @@ pub(super) struct World {
     pub(super) tables: Option<Tables>,
     trace: DefaultHasher,
     last: VecDeque<Told>,
-}
-
-/// A record of the store.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Stored {
-    /// The id of the process that stored it.
-    pub(super) relay: String,
-    pub(super) position: Position,
-    pub(super) published: Option<Published>,
-    pub(super) catch_up: Option<CatchUp>,
-}
-
-impl Stored {
-    /// Whether rows of the table count, and no place in the log does.
-    pub(super) fn is_of_table(&self) -> bool {
-        self.catch_up.is_some() || self.position == Position::default()
-    }
 }
 
 /// A step, for people.
@@ -97,7 +87,8 @@ impl World {
             seed, mode, faults, ..
         } = plan;
         // Messages are in no table.
-        let reads_table = faults.has(Fault::SlotLost) || faults.has(Fault::NoReplication);
+        let of_table = [Fault::SlotLost, Fault::NoReplication, Fault::Failover];
+        let reads_table = of_table.into_iter().any(|fault| faults.has(fault));
         let server = Server::new(!reads_table);
         let mut dice = fastrand::Rng::with_seed(*seed);
         let broker = match mode.bus {
@@ -112,16 +103,10 @@ impl World {
             512
         };
         let is_small = dice.u8(0..3) == 0;
-        let stored = Stored {
-            relay: String::new(),
-            position: Position::at(server.confirmed),
-            published: Some(Published::at(Pair {
-                snapshot: server.snapshot(),
-                lsn: server.confirmed,
-            })),
-            catch_up: None,
-        };
         let broker = broker.shared_by(mode.relays);
+        let stored = stored_at_first(&server);
+        let may_be = faults.has(Fault::Failover) && mode.bus != Bus::Transactional;
+        let is_in_postgres = may_be && dice.bool();
         World {
             random: dice.fork(),
             dice,
@@ -134,10 +119,13 @@ impl World {
             },
             delivery: delivery(*mode),
             now: Duration::ZERO,
+            stored_there: Some(stored.clone()).filter(|_| is_in_postgres),
+            stored,
             server,
             broker: Arc::new(Mutex::new(broker)),
-            stored,
             published: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            may_forget: false,
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
@@ -389,6 +377,7 @@ impl World {
             Fault::SlotLost,
             Fault::StoodStill,
             Fault::NoReplication,
+            Fault::Failover,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -424,6 +413,10 @@ impl World {
                 self.lose_connections();
                 ("slot lost", chosen)
             }
+            Some(Fault::Failover) => {
+                self.fail_over();
+                ("failover", chosen)
+            }
             Some(_) => {
                 let mut broker = self.broker.lock().unwrap();
                 broker.down = !broker.down;
@@ -444,6 +437,45 @@ impl World {
                 _ => {}
             }
         }
+        drop(broker);
+        if self.faults.has(Fault::Failover)
+            && self.server.replicate(&mut self.random)
+            && let Some(stored) = &mut self.stored_there
+        {
+            stored.clone_from(&self.stored);
+        }
+    }
+
+    /// The standby is promoted, and the relays come to it.
+    fn fail_over(&mut self) {
+        let away = Duration::from_millis(self.random.u64(0..10_000));
+        let lost = self.server.promote(self.now + away, &mut self.random);
+        let switch = self.server.end();
+        // Not mended: one that goes back twice forgets a read of the table in between.
+        if let Some(stored) = self.stored_there.take() {
+            self.reached
+                .count(Path::StoreWentBack, u64::from(self.stored != stored));
+            self.stored = stored;
+            self.relay.storing = None;
+            self.others.iter_mut().for_each(|it| it.storing = None);
+        }
+        let knows_more = |stored: &Stored| {
+            let published = stored.published.as_ref();
+            published.is_some_and(|it| it.pair.lsn > switch || it.also_end > Some(switch))
+        };
+        let is_storing = |relay: &Relay| relay.storing.as_ref().is_some_and(knows_more);
+        let others = self.others.iter().any(is_storing);
+        self.may_forget |= knows_more(&self.stored) || is_storing(&self.relay) || others;
+        let is_behind = self.stored.position.end_lsn > switch && !lost.is_empty();
+        self.reached
+            .count(Path::Promoted, u64::from(!lost.is_empty()));
+        self.reached
+            .count(Path::PromotedBehind, u64::from(is_behind));
+        let lacks_slot = u64::from(!self.server.has_slot);
+        self.reached.count(Path::PromotedWithoutSlot, lacks_slot);
+        self.gone.extend(lost.into_iter().flat_map(|it| it.events));
+        self.published.clear();
+        self.lose_connections();
     }
 
     pub(super) fn lose_connection(&mut self) {
@@ -565,6 +597,7 @@ impl World {
         };
         if let Some(stored) = self.relay.storing.take() {
             let position = stored.position;
+            self.relay.process.kept = Some(stored.clone());
             let pair = |stored: &Stored| stored.published.as_ref().map(|it| it.pair.clone());
             let is_new = pair(&stored) != pair(&self.stored);
             self.reached.count(Path::Snapshot, u64::from(is_new));
@@ -582,13 +615,7 @@ impl World {
             pipeline.store_begun(self.now);
             pipeline.publisher.transaction.committing = true;
             let published = pipeline.trail.published(&position).cloned();
-            let stored = Stored {
-                relay: self.relay.process.relay.clone(),
-                position,
-                published,
-                catch_up: None,
-            };
-            self.relay.storing = Some(stored);
+            self.relay.storing = self.relay.process.stored_at(position, published);
         }
         // The end of the log is read some time after the snapshot.
         if let Some(snapshot) = self.relay.snapshot.take() {
@@ -623,13 +650,6 @@ pub(super) fn take_in_told(publisher: &mut Publisher<Producer>) -> Result<(), Er
 pub(super) fn epoch() -> Instant {
     static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
     *EPOCH
-}
-
-pub(super) fn origin() -> ServerIdentity {
-    ServerIdentity {
-        system_identifier: "7".to_owned(),
-        timeline: 1,
-    }
 }
 
 fn delivery(mode: Mode) -> DeliveryConfig {
