@@ -37,6 +37,8 @@ pub(super) struct Tables {
     rows: BTreeMap<i64, Parked>,
     next_id: i64,
     marked: HashSet<RowId>,
+    /// Events that were parked at some time.
+    pub(super) ever: BTreeSet<Logged>,
     pub(super) dropped: BTreeSet<Logged>,
 }
 
@@ -90,6 +92,7 @@ impl Tables {
                 asked: None,
                 is_due: why.is_none() || event.retry_in_ms.is_some(),
             };
+            self.ever.insert(logged(event));
             self.rows.insert(self.next_id, parked);
             self.next_id += 1;
         }

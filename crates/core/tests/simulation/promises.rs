@@ -206,7 +206,8 @@ impl World {
                 *before = version.max(*before);
                 // A copy of a relay that had the turn before breaks no order, and may restore it: see
                 // `docs/explanation/delivery.md`.
-                if broker.is_late(partition, at) {
+                let event = (aggregate, version);
+                if broker.is_late(partition, at) || !is_first && self.was_parked_late(event) {
                     let last = last.entry(aggregate).or_default();
                     let is_next = (*last + 1..version).all(|it| dropped.contains(&(aggregate, it)));
                     if is_first || is_next {
@@ -216,8 +217,10 @@ impl World {
                 }
                 let previous = last.insert(aggregate, version).unwrap_or_default();
                 // A copy that the broker refuses is not sent again.
-                let is_left_out =
-                    |of| dropped.contains(&of) || !is_first && broker.refused.contains(&of);
+                let parks = self.tables.is_some();
+                let is_left_out = |of| {
+                    dropped.contains(&of) || parks && !is_first && broker.refused.contains(&of)
+                };
                 let missing = (previous + 1..version).find(|it| !is_left_out((aggregate, *it)));
                 assert_eq!(
                     missing,
@@ -238,6 +241,19 @@ impl World {
             "P3: {unasked:?} were given up, and not refused"
         );
         assert!(broker.is_empty());
+    }
+
+    /// Whether this event was parked, and a later one of its aggregate and transaction: places
+    /// within a transaction do not tell which of them is a copy.
+    fn was_parked_late(&self, event: Logged) -> bool {
+        let mut log = self.server.log.iter();
+        let transaction = log.find(|it| it.events.contains(&event));
+        let Some((transaction, tables)) = transaction.zip(self.tables.as_ref()) else {
+            return false;
+        };
+        let is_later = |of: &&Logged| of.0 == event.0 && of.1 > event.1;
+        let mut later = transaction.events.iter().filter(is_later);
+        tables.ever.contains(&event) && later.any(|of| tables.ever.contains(of))
     }
 
     /// Events that are there twice, unless a record of their key came late.

@@ -146,23 +146,25 @@ impl World {
         if reading.scan.is_some() {
             return self.scan();
         }
-        let is_resumed = matches!(reading.stage, Stage::Finish | Stage::CatchUp);
-        if is_resumed && reading.kept.is_none() {
-            let is_made = reading.stage == Stage::CatchUp;
-            self.reached.count(Path::ReadResumed, u64::from(is_made));
-            // An earlier session may have read more than it could store.
-            return self.save();
-        }
+        // An earlier session may have read more than it could store.
         match reading.stage {
+            Stage::Finish if reading.kept.is_none() => {
+                // The old position means nothing to the new slot.
+                reading.stored.position = Position::default();
+                reading.stored.published = reading.plan.as_mut().unwrap().published.take();
+                return self.save();
+            }
+            Stage::CatchUp if reading.kept.is_none() => {
+                self.reached.count(Path::ReadResumed, 1);
+                return self.save();
+            }
             Stage::Finish => {
                 let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
-                reading.stored.published = reading.plan.as_mut().unwrap().published.take();
                 let lsn = self.server.end();
                 self.reached.count(Path::ReadFinished, 1);
                 self.begin_scan(until.unwrap(), lsn);
             }
             Stage::Intend => {
-                // The old position means nothing to the new slot.
                 reading.stored.position = Position::default();
                 let plan = reading.plan.take().unwrap();
                 reading.stored.published = plan.published;
