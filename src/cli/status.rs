@@ -310,6 +310,8 @@ struct Wal {
     /// The end of the WAL that is on the server's disk.
     current_lsn: Option<Lsn>,
     retained_bytes: Option<i64>,
+    /// The transaction that has been open for longest, if for a minute and the role may see it.
+    oldest_transaction: Option<String>,
     /// `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
     lag_bytes: Option<i64>,
     /// 0 if everything is confirmed. Without a relay: the time since the slot became inactive, from
@@ -565,6 +567,7 @@ impl Report {
                     or_dash(wal.restart_lsn)
                 ),
             ),
+            ("kept for", or_dash(wal.oldest_transaction.as_deref())),
             ("WAL status", wal.status()),
             ("WAL bound", bound),
             (
@@ -1122,6 +1125,7 @@ mod tests {
         current     0/2100000
         lag         1.0 MiB, 0.2 s
         WAL kept    17 MiB from 0/1000000
+        kept for    -
         WAL status  reserved
         WAL bound   no bound (max_slot_wal_keep_size)
         failover    -
@@ -1154,6 +1158,10 @@ mod tests {
             (
                 json!({"retained_bytes": 1_500_u64 << 30}),
                 "WAL kept    1.4 TiB from 0/1000000\n",
+            ),
+            (
+                json!({"oldest_transaction": "backend pid 8 (psql), a transaction open for 1 day"}),
+                "kept for    backend pid 8 (psql), a transaction open for 1 day\n",
             ),
             (
                 json!({"safe_wal_bytes": 100_u64 << 30}),
@@ -1201,7 +1209,7 @@ mod tests {
                     table_reader_pid \
              stand_by_pids guarantee ready ready_detail judged_by intake intake_detail bus \
              parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
-             retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
+             retained_bytes oldest_transaction lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
              safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();
