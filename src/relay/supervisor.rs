@@ -473,13 +473,8 @@ impl Relay {
         let Some(pipeline) = self.producer.running_mut() else {
             return Ok(());
         };
-        let is_past = self.known.left.lock().turn.is_past;
-        let wait = if is_past {
-            Duration::ZERO
-        } else {
-            CHECK_TIMEOUT
-        };
-        let until = Instant::now() + wait;
+        let until =
+            Instant::now() + CHECK_TIMEOUT * u32::from(!self.known.left.lock().turn.is_past);
         let before = pipeline.publisher.counts;
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
