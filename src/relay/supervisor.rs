@@ -479,8 +479,8 @@ impl Relay {
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
         if !drained? {
-            let what = "the bus has not acked the in-flight records, or another relay was at work; \
-                        reading the table without them";
+            let what =
+                "acks do not come, or another relay was at work; reading the table without them";
             return Err(Error::new(Kind::BusUnreachable, what));
         }
         Ok(())
