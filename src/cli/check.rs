@@ -284,17 +284,19 @@ async fn read(
     let Some(id) = id else {
         let (order, mut chosen) = match sampled.ordering() {
             Some(column) => (
-                format!("{} desc nulls last", quote_ident(&column.name)?),
+                // An index has no `desc nulls last`.
+                format!(
+                    "where {0} is not null order by {0} desc",
+                    quote_ident(&column.name)?
+                ),
                 format!("the newest by {}", column.name),
             ),
             None => (
-                "ctid desc".to_owned(),
+                "order by ctid desc".to_owned(),
                 "the last in the table's file".to_owned(),
             ),
         };
-        let mut found = session
-            .texts(&format!("{select} order by {order} limit 1"))
-            .await;
+        let mut found = session.texts(&format!("{select} {order} limit 1")).await;
         if found
             .as_ref()
             .is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED))

@@ -22,6 +22,7 @@ use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
 use crate::source::preflight::UNMADE;
+use crate::telemetry::doing;
 use crate::telemetry::http::{RelayAnswer, ask_relay};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::SlotName;
@@ -309,6 +310,8 @@ struct Wal {
     /// The end of the WAL that is on the server's disk.
     current_lsn: Option<Lsn>,
     retained_bytes: Option<i64>,
+    /// The transaction that has been open for longest, if for a minute and the role may see it.
+    oldest_transaction: Option<String>,
     /// `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
     lag_bytes: Option<i64>,
     /// 0 if everything is confirmed. Without a relay: the time since the slot became inactive, from
@@ -564,6 +567,7 @@ impl Report {
                     or_dash(wal.restart_lsn)
                 ),
             ),
+            ("kept for", or_dash(wal.oldest_transaction.as_deref())),
             ("WAL status", wal.status()),
             ("WAL bound", bound),
             (
@@ -592,7 +596,10 @@ impl Report {
             (Some(events), Some(oldest)) => {
                 let events = counted(u64::try_from(events).unwrap_or_default(), "event");
                 let list = NextCommand::new("parked list").option("slot", &self.slot);
-                format!("{events}, the oldest for {} ({list})", seconds_text(oldest))
+                format!(
+                    "{events}, the oldest for {} ({list})",
+                    doing::seconds(oldest)
+                )
             }
             (events, _) => or_dash(events),
         }
@@ -741,7 +748,7 @@ impl Wal {
 
     fn last_reply(&self, is_active: bool) -> String {
         match self.reply_age_seconds {
-            Some(age) => format!("{} ago", seconds_text(age)),
+            Some(age) => format!("{} ago", doing::seconds(age)),
             None if is_active => format!("not known {NEEDS_RIGHT}"),
             None => "-".to_owned(),
         }
@@ -750,7 +757,7 @@ impl Wal {
     fn lag(&self) -> String {
         let lag = or_dash(self.lag_bytes.map(bytes));
         self.lag_seconds.map_or(lag.clone(), |waited| {
-            format!("{lag}, {}", seconds_text(waited))
+            format!("{lag}, {}", doing::seconds(waited))
         })
     }
 
@@ -769,14 +776,6 @@ fn parsed_bytes(text: &str) -> Result<u64, String> {
 
 fn bytes(bytes: i64) -> String {
     human_bytes(u64::try_from(bytes).unwrap_or_default())
-}
-
-fn seconds_text(seconds: f64) -> String {
-    if seconds < 60.0 {
-        format!("{seconds:.1} s")
-    } else {
-        format!("{:.0} min", seconds / 60.0)
-    }
 }
 
 /// The greatest number of ends: two hours with a look every two seconds. Beyond it the lag may be
@@ -1126,6 +1125,7 @@ mod tests {
         current     0/2100000
         lag         1.0 MiB, 0.2 s
         WAL kept    17 MiB from 0/1000000
+        kept for    -
         WAL status  reserved
         WAL bound   no bound (max_slot_wal_keep_size)
         failover    -
@@ -1150,6 +1150,22 @@ mod tests {
             (
                 json!({"client": "[local]"}),
                 "walrelay from a local socket\n",
+            ),
+            (
+                json!({"lag_bytes": 100_u64 << 30, "lag_seconds": 3 * 86_400}),
+                "lag         100 GiB, 72.0 h\n",
+            ),
+            (
+                json!({"retained_bytes": 1_500_u64 << 30}),
+                "WAL kept    1.4 TiB from 0/1000000\n",
+            ),
+            (
+                json!({"oldest_transaction": "backend pid 8 (psql), a transaction open for 1 day"}),
+                "kept for    backend pid 8 (psql), a transaction open for 1 day\n",
+            ),
+            (
+                json!({"safe_wal_bytes": 100_u64 << 30}),
+                "WAL bound   100 GiB more can be written before the slot may be lost\n",
             ),
             (
                 json!({"active": false, "pid": null, "reply_age_seconds": null}),
@@ -1193,7 +1209,7 @@ mod tests {
                     table_reader_pid \
              stand_by_pids guarantee ready ready_detail judged_by intake intake_detail bus \
              parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
-             retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
+             retained_bytes oldest_transaction lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
              safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();

@@ -746,11 +746,11 @@ impl ReplicationLoop<'_> {
         let (verdict, news) = self.retention.judge(retained);
         if let Some(news) = news {
             let metrics = &self.shared.process.telemetry.metrics;
-            let oldest_transaction_pid = metrics.oldest_transaction_pid.get();
-            let oldest_transaction_seconds = metrics.oldest_transaction_seconds.get();
             tracing::warn!(event = "retained_wal_grown",
                 slot = %self.shared.process.config.source.slot,
-                oldest_transaction_pid, oldest_transaction_seconds, fix = HELD_BACK, "{news}");
+                oldest_transaction_pid = metrics.oldest_transaction_pid.get(),
+                oldest_transaction_seconds = metrics.oldest_transaction_seconds.get(),
+                fix = HELD_BACK, "{news}");
         }
         self.shared
             .process

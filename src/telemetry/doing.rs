@@ -122,7 +122,8 @@ pub(super) fn count(number: f64) -> String {
     shown
 }
 
-pub(super) fn seconds(seconds: f64) -> String {
+/// A duration for people: up to two hours in minutes, and longer ones in hours.
+pub(crate) fn seconds(seconds: f64) -> String {
     match seconds {
         under if under == 0.0 || (10.0..120.0).contains(&under) => format!("{under:.0} s"),
         under if under < 0.1 => format!("{:.1} ms", under * 1_000.0),

@@ -4,7 +4,7 @@
 //! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its
 //! pages answer while it is stalled.
 
-mod doing;
+pub(crate) mod doing;
 pub(crate) mod failures;
 pub mod health;
 pub mod http;

@@ -101,6 +101,21 @@ fn a_relay_that_stands_still_blames_the_brokers_only_for_events_in_flight() {
 }
 
 #[test]
+fn a_slot_that_is_far_behind_is_shown_in_large_units() {
+    let telemetry = ready();
+    telemetry.metrics.slot_restart_lsn.set(Lsn::new(1_000));
+    let end = Lsn::new(1_000 + (100 << 30));
+    telemetry.metrics.server_wal_end_lsn.set(end);
+    telemetry.metrics.oldest_transaction_seconds.set(3 * 86_400);
+    let shown = [
+        r#"title="walrelay_lag_bytes">100 GiB</data>"#,
+        r#"<data value="107374182400" title="walrelay_retained_wal_bytes">100 GiB</data>"#,
+        r#"title="walrelay_oldest_transaction_seconds">72.0 h</data>"#,
+    ];
+    assert_shows(&telemetry, 0, &shown);
+}
+
+#[test]
 fn stand_bys_are_shown_with_their_pids() {
     let telemetry = ready();
     assert!(!html(&page(&telemetry, 0)).contains("stand by:"));

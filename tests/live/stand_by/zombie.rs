@@ -180,6 +180,41 @@ fn a_relay_frozen_during_a_take_over_drops_its_queue() {
     assert_eq!(kept.values().sum::<i64>(), last);
 }
 
+/// Nobody has the slot any more, which would tell who is at work. The lease on the table does.
+#[test]
+fn a_relay_that_lost_its_slot_waits_for_acks_while_no_other_reads_the_table() {
+    let world = World::keeping();
+    world.setup();
+    let config = "[slot]\nwal_sender_timeout = \"30s\"\n[state]\nstore = \"postgres\"\n";
+    let (kafka, brokers) = Kafka::shared().behind_proxy();
+    let run = world.run().config_file(config);
+    let mut zombie = run.option("--brokers", &brokers).start();
+    zombie.wait_ready();
+    emit(&world, 60);
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+    kafka.blackhole(Way::Down);
+    emit(&world, EVENTS);
+    let in_flight = || zombie.metric("walrelay_in_flight_events");
+    eventually("all are in flight", ARRIVAL, in_flight, |events| {
+        *events == Some(EVENTS as f64)
+    });
+    world.drop_slot();
+
+    let sql = world.sql();
+    let lease = format!(
+        "select count(*) from pg_locks join pg_stat_activity using (pid) where locktype = 'advisory' \
+         and mode = 'ExclusiveLock' and granted and application_name like 'walrelay/{}/%'",
+        world.name
+    );
+    let holds = || sql.number(&lease);
+    eventually("it has the lease", ARRIVAL, holds, |count| *count == 1);
+    kafka.resume();
+    world.assert_all_delivered();
+    let log = zombie.log();
+    assert!(!log.contains("reading the table without them"), "{log}");
+}
+
 /// LSN and index of `SYSTEM_IDENTIFIER:TIMELINE:COMMIT_LSN:INDEX`.
 fn place(header: &str) -> (u64, u64) {
     let parts: Vec<&str> = header.split(':').collect();

@@ -422,6 +422,26 @@ fn config_check_shows_the_newest_or_the_selected_row() {
 }
 
 #[test]
+fn config_check_finds_the_newest_row_by_an_index() {
+    let (seen, toml) = seen(
+        &format!("{DEBEZIUM}; alter table outbox add created_at timestamptz"),
+        "",
+    );
+    seen.sql.run(
+        "create index on outbox (created_at);
+         insert into outbox select gen_random_uuid(), 'order', n::text, 'T', '{}',
+            now() + n * interval '1 s' from generate_series(1, 20000) n",
+    );
+    seen.sql.run("analyze outbox");
+    let scans = "select seq_scan from pg_stat_user_tables where relid = 'outbox'::regclass";
+    let before = seen.sql.number(scans);
+    let (code, said, told) = ends(&seen.check(&toml));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.contains("the newest by created_at"), "{said}");
+    assert_eq!(seen.sql.number(scans), before, "the whole table is read");
+}
+
+#[test]
 fn config_check_without_select_checks_the_rest() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let role = format!("relay_{}", seen.world.name);

@@ -212,7 +212,8 @@ impl World {
             .process
             .drains_until
             .get_or_insert(self.now + DRAIN);
-        if !is_drained && self.now < until {
+        let is_past = self.relay.process.turn.is_past;
+        if !is_drained && self.now < until && !is_past {
             return Ok(());
         }
         self.relay.process.drains_until = None;
