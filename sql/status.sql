@@ -17,18 +17,23 @@ from (
         s.restart_lsn::text as restart_lsn,
         w.lsn::text as current_lsn,
         greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint as retained_bytes,
-        -- The server keeps WAL from the start of the oldest transaction with an id on. Without pg_monitor, that of another role is
-        -- invisible.
+        -- The server keeps WAL from the start of the oldest transaction with an id on. Without pg_monitor, the age of that of another
+        -- role is invisible.
         (
-            select coalesce('backend pid ' || a.pid || ' (' || a.application_name || ')', 'pg_prepared_xacts')
-                || ', a transaction open for ' || date_trunc('second', now() - coalesce(a.xact_start, p.prepared))
-            from pg_catalog.pg_locks t
-            left join pg_catalog.pg_stat_activity a on a.pid = t.pid
-            left join pg_catalog.pg_prepared_xacts p on p.transaction = t.transactionid
-            where t.locktype = 'transactionid' and t.mode = 'ExclusiveLock' and t.granted
-                and coalesce(a.xact_start, p.prepared) < now() - interval '1 minute'
-            order by pg_catalog.age(t.transactionid) desc
-            limit 1
+            select coalesce(
+                    'prepared transaction ' || p.gid,
+                    'backend pid ' || o.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
+                ) || ', for ' || date_trunc('second', now() - coalesce(p.prepared, a.xact_start))
+            from (
+                select t.pid, t.transactionid
+                from pg_catalog.pg_locks t
+                where t.locktype = 'transactionid' and t.mode = 'ExclusiveLock' and t.granted
+                order by pg_catalog.age(t.transactionid) desc
+                limit 1
+            ) o
+            left join pg_catalog.pg_stat_activity a on a.pid = o.pid
+            left join pg_catalog.pg_prepared_xacts p on p.transaction = o.transactionid
+            where coalesce(p.prepared, a.xact_start) < now() - interval '1 minute' and s.slot_name is not null
         ) as oldest_transaction,
         greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint as lag_bytes,
         case

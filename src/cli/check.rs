@@ -297,11 +297,12 @@ async fn read(
             ),
         };
         let mut found = session.texts(&format!("{select} {order} limit 1")).await;
-        if found
-            .as_ref()
-            .is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED))
-        {
-            chosen = "any row: the search for the newest took too long".to_owned();
+        let is_another = match &found {
+            Ok(rows) => rows.is_empty(),
+            Err(error) => error.code() == Some(&SqlState::QUERY_CANCELED),
+        };
+        if is_another {
+            chosen = "any row: none is the newest, or the search took too long".to_owned();
             found = session.texts(&format!("{select} limit 1")).await;
         }
         return Ok(found.map_err(failed)?.pop().map(|values| (values, chosen)));

@@ -310,7 +310,7 @@ struct Wal {
     /// The end of the WAL that is on the server's disk.
     current_lsn: Option<Lsn>,
     retained_bytes: Option<i64>,
-    /// The transaction that has been open for longest, if for a minute and the role may see it.
+    /// The open transaction with the oldest id, if for a minute and the role may see it.
     oldest_transaction: Option<String>,
     /// `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
     lag_bytes: Option<i64>,
@@ -567,7 +567,7 @@ impl Report {
                     or_dash(wal.restart_lsn)
                 ),
             ),
-            ("kept for", or_dash(wal.oldest_transaction.as_deref())),
+            ("oldest xid", or_dash(wal.oldest_transaction.as_deref())),
             ("WAL status", wal.status()),
             ("WAL bound", bound),
             (
@@ -1125,7 +1125,7 @@ mod tests {
         current     0/2100000
         lag         1.0 MiB, 0.2 s
         WAL kept    17 MiB from 0/1000000
-        kept for    -
+        oldest xid  -
         WAL status  reserved
         WAL bound   no bound (max_slot_wal_keep_size)
         failover    -
@@ -1160,8 +1160,8 @@ mod tests {
                 "WAL kept    1.4 TiB from 0/1000000\n",
             ),
             (
-                json!({"oldest_transaction": "backend pid 8 (psql), a transaction open for 1 day"}),
-                "kept for    backend pid 8 (psql), a transaction open for 1 day\n",
+                json!({"oldest_transaction": "backend pid 8 (psql), for 1 day"}),
+                "oldest xid  backend pid 8 (psql), for 1 day\n",
             ),
             (
                 json!({"safe_wal_bytes": 100_u64 << 30}),

@@ -422,6 +422,8 @@ impl Relay {
         let Some(mut lease) = self.take_lease(&why, stop).await? else {
             return Ok(Ended::Stopped);
         };
+        // It is enough that the bus may take long.
+        self.producer.watchdog.release();
         self.end_stream(stop).await?;
         if let Some(sink) = lease.sink.take() {
             self.producer.begin(sink);

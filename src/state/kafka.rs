@@ -306,7 +306,7 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     }
 }
 
-/// Errors: [`Kind::BusRefused`] where the record is not a position, or one of a newer layout.
+/// Errors: [`Kind::BusRefused`] where the record is not a position, or one of another layout.
 fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
     let place = format!("the record with key {key:?} in topic {topic}");
     let remedy = "use another state topic or key; if the record was damaged, remove it and start \

@@ -50,7 +50,7 @@ fn encode(stored: &Stored) -> Result<String> {
     })
 }
 
-/// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of a newer layout, or
+/// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of another layout, or
 /// is not a position, which `remedy` is for.
 fn decode(value: &[u8], place: &str, remedy: &str) -> Result<Stored> {
     let foreign = |error: serde_json::Error| {

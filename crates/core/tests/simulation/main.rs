@@ -3,7 +3,7 @@
 //!
 //! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` repeats
 //! one, `WALRELAY_SIMULATION_FAULTS` and `WALRELAY_SIMULATION_STEPS` make it smaller, and
-//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried. `docs/reference/proof.md` has figures.
+//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried, from that seed on. `docs/reference/proof.md` has figures.
 
 #![expect(
     clippy::unwrap_used,
@@ -53,9 +53,10 @@ fn explore(
     check: Check,
     mut take: impl FnMut(Mode, &Reached),
 ) {
+    let asked = number("WALRELAY_SIMULATION_RUNS");
     let seeds = match number("WALRELAY_SIMULATION_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("WALRELAY_SIMULATION_RUNS").unwrap_or(runs),
+        Some(seed) => seed..seed + asked.unwrap_or(1),
+        None => 0..asked.unwrap_or(runs),
     };
     let faults = std::env::var("WALRELAY_SIMULATION_FAULTS").ok();
     let steps = number("WALRELAY_SIMULATION_STEPS").map(|steps| usize::try_from(steps).unwrap());
