@@ -252,9 +252,10 @@ impl World {
         self.stored = self.stream_start();
         self.relay.process.left.progress = None;
         self.relay.process.kept = Some(self.stored.clone());
-        if std::mem::take(&mut self.relay.process.turn.is_past) {
+        if self.relay.process.turn.is_past {
             let was_running = self.relay.pipeline.is_some();
             self.replace_producer();
+            self.relay.process.turn.is_past = false;
             self.relay.process.left.forget();
             if was_running {
                 self.reached.count(Path::CameBack, 1);
@@ -488,7 +489,12 @@ impl World {
     /// stored.
     pub(super) fn replace_producer(&mut self) {
         if self.leave_pipeline() {
-            self.broker.lock().unwrap().producer_gone(&mut self.random);
+            let mut broker = self.broker.lock().unwrap();
+            // Another relay may have had the turn since that was sent.
+            let is_stale = broker.own.is_stale;
+            broker.own.is_stale |= self.relay.process.turn.is_past && !broker.is_transactional();
+            broker.producer_gone(&mut self.random);
+            broker.own.is_stale = is_stale;
         }
     }
 
