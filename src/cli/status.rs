@@ -1209,8 +1209,8 @@ mod tests {
                     table_reader_pid \
              stand_by_pids guarantee ready ready_detail judged_by intake intake_detail bus \
              parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
-             retained_bytes oldest_transaction lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status \
-             safe_wal_bytes \
+             retained_bytes oldest_transaction lag_bytes lag_seconds inactive_seconds \
+             reply_age_seconds wal_status safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();
         let places: Vec<_> = keys

@@ -129,7 +129,8 @@ metrics! {
     pub(crate) dropped_events: Counter = plain, "Parked events that an operator dropped";
     pub(crate) waiting_again_events: Counter = plain, "Rows that came again while their events are \
                                                        parked";
-    pub(crate) delivered_before_events: Counter = plain, "Events that came again and were delivered before";
+    pub(crate) delivered_before_events: Counter = plain, "Events that came again and were \
+                                                          delivered before";
     pub(crate) covered_events: Counter = plain, "Events that the stored position covers";
     pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers that the bus \
                                               acknowledged";

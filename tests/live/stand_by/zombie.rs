@@ -203,8 +203,8 @@ fn a_relay_that_lost_its_slot_waits_for_acks_while_no_other_reads_the_table() {
 
     let sql = world.sql();
     let lease = format!(
-        "select count(*) from pg_locks join pg_stat_activity using (pid) where locktype = 'advisory' \
-         and mode = 'ExclusiveLock' and granted and application_name like 'walrelay/{}/%'",
+        "select count(*) from pg_locks join pg_stat_activity using (pid)
+         where locktype = 'advisory' and mode = 'ExclusiveLock' and granted and application_name like 'walrelay/{}/%'",
         world.name
     );
     let holds = || sql.number(&lease);

@@ -3,7 +3,8 @@
 //!
 //! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` repeats
 //! one, `WALRELAY_SIMULATION_FAULTS` and `WALRELAY_SIMULATION_STEPS` make it smaller, and
-//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried, from that seed on. `docs/reference/proof.md` has figures.
+//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried, from that seed on.
+//! `docs/reference/proof.md` has figures.
 
 #![expect(
     clippy::unwrap_used,

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashMap};
 
 use walrelay_core::config::OnError;
 use walrelay_core::ledger::trail::Published;
-use walrelay_core::position::Position;
 use walrelay_core::stored::Stored;
 
 use super::broker::Logged;
@@ -13,8 +12,8 @@ use super::server::{Row, Transaction, row_of};
 use super::world::World;
 
 /// Whether rows of the table count, and no place in the log does.
-fn is_of_table(stored: &Stored) -> bool {
-    stored.catch_up.is_some() || stored.position == Position::default()
+pub(super) fn is_of_table(stored: &Stored) -> bool {
+    stored.catch_up.is_some() || stored.is_polled()
 }
 
 impl World {

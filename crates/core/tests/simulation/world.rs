@@ -26,6 +26,7 @@ use walrelay_core::stored::Stored;
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
+use super::promises::is_of_table;
 use super::server::{PREFIX, Server, Transaction, is_id_shared};
 use super::session::{DRAIN, LONGEST, Process};
 use super::start::stored_at_first;
@@ -453,7 +454,7 @@ impl World {
         let switch = self.server.end();
         // Not mended: one that goes back, also a second time, forgets that rows are read again of a
         // transaction of which it has a part.
-        let reads_table = self.stored.catch_up.is_some() || self.stored.is_polled();
+        let reads_table = is_of_table(&self.stored);
         let forgets = |there: &Stored| reads_table && there.position.partial.is_some();
         let there = self.stored_there.take();
         if let Some(stored) = there.filter(|it| !forgets(it)) {
