@@ -7,7 +7,7 @@ use crate::event::RowId;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::sessions::TableReason;
-use crate::start::{Found, Gap, SlotNow, gap, known, same_cluster, stored_now};
+use crate::start::{Fit, Found, SlotNow, fit, same_cluster, stored_now};
 use crate::stored::Stored;
 
 const UNKNOWN_ROWS: &str =
@@ -111,7 +111,7 @@ impl Rules<'_> {
         match found.stored {
             Some(stored) if stored.catch_up.is_some() => true,
             Some(_) if !self.adopt_slot => {
-                self.on_loss == OnLoss::Recover && matches!(gap(found), Ok(Some(_)))
+                self.on_loss == OnLoss::Recover && fit(found).is_ok_and(|fit| fit.gap.is_some())
             }
             stored => self.reads_first(stored) && !self.store_is_slot,
         }
@@ -165,49 +165,49 @@ impl Rules<'_> {
     /// The task before the slot can be streamed.
     fn slot_task(&self, found: Found<'_>, slot: &SlotIs) -> Result<TableTask> {
         let Found { stored, server, .. } = found;
-        let gap = self.gap_of_slot(found, slot);
+        let fit = self.fit_of_slot(found, slot);
         if let Some(stored) = stored
             && let Some(CatchUp { rows, until, .. }) = &stored.catch_up
-            && (gap.is_ok() || !self.adopt_slot)
+            && (fit.is_ok() || !self.adopt_slot)
         {
-            let fits = gap?;
+            let fit = fit?;
             // After a promotion, slot and transactions that were begun with may not be those of
             // before.
             let is_begun = until.is_some() && stored.server == *server;
-            if is_begun && *slot == SlotIs::There && fits.is_none() {
+            if is_begun && *slot == SlotIs::There && fit.gap.is_none() {
                 return Ok(TableTask::GoOn);
             }
-            let published = fits.map_or_else(|| known(found), |gap| gap.published);
             let cause =
                 "a read of the table was interrupted, and its slot no longer exists".to_owned();
             return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
-                published,
+                published: fit.published,
+                notes: fit.notes,
                 finishes: is_begun,
                 ..RecoveryPlan::from_nothing(rows.clone(), cause)
             })));
         }
         let is_first = (stored.is_none() || self.adopt_slot) && self.reads_first(stored);
-        if *slot == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
+        if *slot == SlotIs::There && !is_first && matches!(&fit, Ok(Fit { gap: None, .. })) {
             return Err(Error::new(
                 Kind::SlotActive,
                 "the slot has everything by now; streaming from it",
             ));
         }
-        let plan = self.plan(found, slot, gap)?;
+        let plan = self.plan(found, slot, fit)?;
         Ok(TableTask::MakeSlot(Box::new(plan)))
     }
 
-    /// The result of [`gap`] for this state of the slot.
-    fn gap_of_slot(&self, found: Found<'_>, slot: &SlotIs) -> Result<Option<Gap>> {
+    /// The result of [`fit`] for this state of the slot.
+    fn fit_of_slot(&self, found: Found<'_>, slot: &SlotIs) -> Result<Fit> {
         if *slot == SlotIs::There {
-            return gap(found);
+            return fit(found);
         }
         // The confirmed LSN of a slot that is gone does not matter.
         let gone = &SlotNow {
             confirmed_flush: Lsn::ZERO,
             ..found.slot.clone()
         };
-        gap(Found {
+        fit(Found {
             slot: gone,
             ..found
         })
@@ -217,12 +217,7 @@ impl Rules<'_> {
 
     /// What to do about `slot`, given what is stored and how that fits.
     /// Errors: a person has to choose; the remedy lists the choices.
-    fn plan(
-        &self,
-        found: Found<'_>,
-        slot: &SlotIs,
-        gap: Result<Option<Gap>>,
-    ) -> Result<RecoveryPlan> {
+    fn plan(&self, found: Found<'_>, slot: &SlotIs, fit: Result<Fit>) -> Result<RecoveryPlan> {
         let described = slot.described(self.slot);
         if self.store_is_slot {
             let cause =
@@ -252,22 +247,23 @@ impl Rules<'_> {
                 ..RecoveryPlan::from_nothing(rows, described)
             });
         }
-        let gap = gap?.unwrap_or_else(|| Gap {
-            cause: described,
-            published: known(found),
-            notes: Vec::new(),
-        });
-        self.plan_after_stored(stored, slot, gap)
+        self.plan_after_stored(stored, slot, fit?, described)
     }
 
     /// The plan to read what was not published according to `stored`.
     /// Errors: the tables, or what is stored, do not tell that, or recovery is not wanted.
-    fn plan_after_stored(&self, stored: &Stored, slot: &SlotIs, gap: Gap) -> Result<RecoveryPlan> {
-        let Gap {
-            cause,
+    fn plan_after_stored(
+        &self,
+        stored: &Stored,
+        slot: &SlotIs,
+        fit: Fit,
+        described: String,
+    ) -> Result<RecoveryPlan> {
+        let Fit {
+            gap,
             published,
             notes,
-        } = gap;
+        } = fit;
         // A poller had none, and knows what is published.
         let polled = stored.is_polled() && published.is_some();
         let cause = if polled {
@@ -276,7 +272,7 @@ impl Rules<'_> {
                 self.slot
             )
         } else {
-            cause
+            gap.unwrap_or(described)
         };
         let refused = |what: &str| {
             let kind = if *slot == SlotIs::There {
@@ -354,7 +350,12 @@ impl Rules<'_> {
             });
         };
         same_cluster(stored, found.slot).map_err(|error| error.remedy(self.choices()))?;
-        let published = self.published_without_slot(stored, found)?;
+        let Fit {
+            published,
+            notes: promoted,
+            ..
+        } = self.fit_without_slot(stored, found)?;
+        notes.extend(promoted);
         if published.is_none() && stored.catch_up.is_none() && !self.all_say_for_themselves() {
             let error = Error::new(Kind::PositionMismatch, UNKNOWN_ROWS);
             return Err(error.remedy(self.choices()));
@@ -392,31 +393,23 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// The rows that are published on the server as it is now, where nothing of a slot or
+    /// How what is stored fits the server as it is now, where nothing of a slot or
     /// publication matters; whose log it was, does.
-    fn published_without_slot(
-        &self,
-        stored: &Stored,
-        found: Found<'_>,
-    ) -> Result<Option<Published>> {
+    fn fit_without_slot(&self, stored: &Stored, found: Found<'_>) -> Result<Fit> {
         let same = &SlotNow {
             confirmed_flush: Lsn::ZERO,
             publication_oid: stored.publication_oid,
             membership_oids: stored.membership_oids.clone(),
             ..found.slot.clone()
         };
-        let gap = match gap(Found {
+        match fit(Found {
             slot: same,
             ..found
         }) {
             // A condition over the rows holds on any server that has the table.
-            Err(_) if self.all_say_for_themselves() => None,
-            gap => gap.map_err(|error| error.remedy(self.choices()))?,
-        };
-        Ok(match gap {
-            Some(gap) => gap.published,
-            None => known(found),
-        })
+            Err(_) if self.all_say_for_themselves() => Ok(Fit::default()),
+            fit => fit.map_err(|error| error.remedy(self.choices())),
+        }
     }
 
     /// Whether rows are published first where what is stored, if anything, is discarded: they were
@@ -673,6 +666,33 @@ mod tests {
             for (switch, is_known) in [(95, true), (85, false)] {
                 let start = promoted(&stored(), switch, &SlotIs::Missing, &why);
                 assert_eq!(start.is_ok(), is_known, "{why:?}, {switch}: {start:?}");
+            }
+        }
+    }
+
+    /// P12: consumers have events that no longer exist.
+    #[test]
+    fn a_promotion_that_lacks_delivered_events_is_told_without_a_slot() {
+        let begun = Stored {
+            catch_up: Some(CatchUp::new(Rows::All, Some("20:20:".parse().unwrap()))),
+            ..stored()
+        };
+        let poll = TableReason::Poll("no right".to_owned());
+        for (stored, why) in [
+            (stored(), &TableReason::Gap),
+            (begun, &TableReason::Gap),
+            (stored(), &poll),
+        ] {
+            for (switch, count) in [(95, 1), (105, 0)] {
+                let start = promoted(&stored, switch, &SlotIs::Missing, why).unwrap();
+                let notes = match start.task {
+                    TableTask::MakeSlot(plan) => plan.notes,
+                    _ => start.notes,
+                };
+                let told = notes
+                    .iter()
+                    .filter(|note| note.contains("no longer in the database"));
+                assert_eq!(told.count(), count, "{why:?}, {switch}: {notes:?}");
             }
         }
     }

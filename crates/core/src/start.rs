@@ -128,11 +128,12 @@ pub fn reconcile(found: Found<'_>, adopt: bool) -> Result<Start> {
     }
 }
 
-/// Events are in the table and not in the slot, and reading the table mends it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gap {
-    /// How it came about, in a sentence.
-    pub cause: String,
+/// What is stored belongs to this server.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fit {
+    /// How events came to be in the table and not in the slot, in a sentence; none where none are.
+    /// Reading the table mends it.
+    pub gap: Option<String>,
     /// The published rows, on the present timeline of the server.
     pub published: Option<Published>,
     /// Notes for the operator, a sentence each.
@@ -143,9 +144,9 @@ pub struct Gap {
 /// has. As [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero. Errors:
 /// [`Kind::PositionMismatch`]: of another server, timeline or slot, a log that is not there, or
 /// events in no table.
-pub fn gap(found: Found<'_>) -> Result<Option<Gap>> {
+pub fn fit(found: Found<'_>) -> Result<Fit> {
     let Some(stored) = found.stored else {
-        return Ok(None);
+        return Ok(Fit::default());
     };
     let Comparison {
         published,
@@ -156,15 +157,16 @@ pub fn gap(found: Found<'_>) -> Result<Option<Gap>> {
     if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table) {
         return Err(other.refusal(found.slot));
     }
-    Ok(mismatches.into_iter().next().map(|first| Gap {
-        cause: first.cause,
-        published,
+    let first = mismatches.into_iter().next();
+    Ok(Fit {
+        published: first.as_ref().map_or_else(|| known(found), |_| published),
+        gap: first.map(|first| first.cause),
         notes,
-    }))
+    })
 }
 
 /// The published rows, on the timeline the server is on now.
-pub(crate) fn known(found: Found<'_>) -> Option<Published> {
+fn known(found: Found<'_>) -> Option<Published> {
     let stored = found.stored?;
     let published = stored.published.as_ref()?;
     if stored.server.timeline == found.server.timeline {
