@@ -17,13 +17,15 @@ from (
         s.restart_lsn::text as restart_lsn,
         w.lsn::text as current_lsn,
         greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint as retained_bytes,
-        -- The server keeps WAL from the start of the oldest transaction with an id on. Without pg_monitor, the age of that of another
-        -- role is invisible.
+        -- The server keeps WAL from the start of the oldest transaction with an id on.
         (
             select coalesce(
                     'prepared transaction ' || p.gid,
                     'backend pid ' || o.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
-                ) || ', for ' || date_trunc('second', now() - coalesce(p.prepared, a.xact_start))
+                ) || coalesce(
+                    ', for ' || date_trunc('second', now() - coalesce(p.prepared, a.xact_start)),
+                    ', age not shown (needs pg_monitor)'
+                )
             from (
                 select t.pid, t.transactionid
                 from pg_catalog.pg_locks t
@@ -33,7 +35,7 @@ from (
             ) o
             left join pg_catalog.pg_stat_activity a on a.pid = o.pid
             left join pg_catalog.pg_prepared_xacts p on p.transaction = o.transactionid
-            where coalesce(p.prepared, a.xact_start) < now() - interval '1 minute' and s.slot_name is not null
+            where coalesce(p.prepared, a.xact_start, '-infinity') < now() - interval '1 minute' and s.slot_name is not null
         ) as oldest_transaction,
         greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint as lag_bytes,
         case

@@ -416,6 +416,28 @@ fn role(world: &World, name: &str, attributes: &str) -> (String, String) {
     (role, url)
 }
 
+#[test]
+fn the_oldest_transaction_is_named_also_where_its_age_may_not_be_seen() {
+    let world = World::keeping();
+    world.setup();
+    let (role, url) = role(&world, "reader", "");
+    let open = world.sql();
+    open.run("begin; select pg_current_xact_id()");
+    let status = world.command("status").option("--database-url", &url);
+    eventually(
+        "the status names it",
+        LIMIT,
+        || String::from_utf8_lossy(&status.output().stdout).into_owned(),
+        |told| {
+            told.lines().any(|line| {
+                line.starts_with("oldest xid") && line.ends_with("age not shown (needs pg_monitor)")
+            })
+        },
+    );
+    open.run("rollback");
+    world.sql().run(&format!("drop role {role}"));
+}
+
 /// The advisory lock of a slot, as any role can compute it.
 fn lease(slot: &str) -> String {
     let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);

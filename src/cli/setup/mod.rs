@@ -285,22 +285,22 @@ async fn create_slot(
             },
             () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
             _ = report.tick() => {
-                waits = blockers(&observer, pid).await?;
-                note(if waits.is_empty() { "waiting".to_owned() } else { format!("waiting for \
-                    {waits}") });
+                let now = blockers(&observer, pid).await?;
+                if now.is_empty() {
+                    note("waiting");
+                } else {
+                    // Kept while Postgres cancels: the error names them.
+                    waits = format!(" for {now}");
+                    note(format_args!("waiting{waits}"));
+                }
             }
         }
     }
 }
 
 fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
-    let for_whom = if waits.is_empty() {
-        String::new()
-    } else {
-        format!(" for {waits}")
-    };
     let cause = format!(
-        "gave up {} after {}, waiting{for_whom}",
+        "gave up {} after {}, waiting{waits}",
         step.doing,
         exact_duration(timeout)
     );
