@@ -3,6 +3,8 @@
 # One profile and one set of features for the demo, linting and testing: librdkafka is built once, and links the libraries of
 # the system. `make build` builds these, too, into a binary that needs none of them.
 FEATURES = --no-default-features --features system,jemalloc,failpoints,debezium,nats,rabbitmq,smtp,webhook
+# All that have tests. Fewer would have other features of what they depend on, and build that again.
+TESTED = -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-fuzz -p walrelay-lab -p walrelay-spec
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
@@ -77,11 +79,11 @@ examples: ## the writers and consumers of examples compile
 TEST =
 
 test: prerequisites ## all tests, on real servers
-	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium -p walrelay-fuzz -p walrelay-lab -p walrelay-spec $(FEATURES) $(TEST)
+	@scripts/test $(TESTED) $(FEATURES) $(TEST)
 
 fuzz: prerequisites ## hostile inputs for each parser, a minute each; the seed is printed
 	WALRELAY_FUZZ_SECONDS=$${WALRELAY_FUZZ_SECONDS:-60} WALRELAY_FUZZ_SEED=$${WALRELAY_FUZZ_SEED:-$$(date +%s)} \
-		cargo test --locked -p walrelay -p walrelay-core -p walrelay-debezium $(FEATURES) --lib -- --nocapture fuzzed_
+		cargo test --locked $(TESTED) $(FEATURES) --lib -- --nocapture fuzzed_
 
 test-long: prerequisites ## tests of hours: more of everything, every major of Postgres, how long take-overs take, mutants
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_CRASH_SECONDS=60 WALRELAY_TEST_RESTARTS=20 \
