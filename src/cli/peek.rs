@@ -62,7 +62,7 @@ impl Subject {
             .iter()
             .any(|outbox| outbox.source.table().is_none());
         let sql = SqlSession::connect(&source.database, &format!("walrelay {command}")).await?;
-        let facts = inspect(sql.client(), &source.slot, &source.publication, &outboxes).await?;
+        let facts = inspect(sql.client(), &source, &outboxes).await?;
         Ok(Subject {
             source,
             outboxes,

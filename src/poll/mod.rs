@@ -55,6 +55,6 @@ pub mod select;
 pub(crate) use pending_index::{missing_index, missing_indexes};
 pub(crate) use reader::all_table_facts;
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
-pub(crate) use reader::{RestoredRows, RowVersion, TableFile, restored_rows};
+pub(crate) use reader::{RestoredRows, restored_rows};
 pub(crate) use select::{NEEDS_ORDER, as_streamed, copied};
 pub use select::{Order, Selection, TableFacts};

@@ -20,6 +20,7 @@ use walrelay_core::catch_up::{Copies, Key, Which};
 use walrelay_core::config::{OutboxConfig, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::position::Lsn;
+use walrelay_core::published_versions::{RowVersion, TableFile};
 use walrelay_core::snapshot::Snapshot;
 
 /// The columns after the outbox's at the end of each row.
@@ -41,14 +42,6 @@ pub struct Began {
     pub wal_end: Lsn,
     /// The end of the flushed WAL, which survives a crash of the server.
     pub flushed: Lsn,
-}
-
-/// The file of a table, and the transaction that changed its description last.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(crate) struct TableFile {
-    pub(crate) oid: u32,
-    pub(crate) filenode: u32,
-    pub(crate) changed_by: u64,
 }
 
 /// A session that reads tables.
@@ -289,15 +282,6 @@ impl RowStream {
         }
         Ok(None)
     }
-}
-
-/// Which transaction wrote a row, where its column does not tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct RowVersion {
-    /// The value of the column.
-    pub(crate) xid: Option<u64>,
-    /// The latest transaction with the 32 bits of its `xmin`.
-    pub(crate) xmin: u64,
 }
 
 /// A row of the table.

@@ -24,7 +24,6 @@ pub(crate) mod drain;
 mod jobs;
 mod outage;
 mod producer;
-mod published_versions;
 mod recovery;
 mod replication;
 mod retrying;

@@ -25,7 +25,6 @@ pub(super) struct RelayProducer {
     pub(super) quarantine: Quarantine,
     /// The instant that times inside the pipeline are since.
     pub(super) epoch: Instant,
-    /// Write-backs that were due, while no pipeline runs.
     known: Known,
 }
 
@@ -99,13 +98,7 @@ impl RelayProducer {
         let mut before = std::mem::replace(&mut self.state, next);
         if let State::Running(pipeline) = &mut before {
             self.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
-            let mut left = self.known.left.lock();
-            left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
-            // Of a transaction nothing counts but what is committed, which is stored.
-            let counts = !pipeline.publisher.transaction.is_used();
-            let position = pipeline.publisher.ledger.delivered();
-            left.delivered = counts.then(|| pipeline.delivered_at(position));
-            left.begun = std::mem::take(&mut pipeline.begun);
+            self.known.left.lock().ended(pipeline);
         }
         before
     }
@@ -139,38 +132,26 @@ impl RelayProducer {
         stored: Position,
         published: Option<Published>,
     ) -> Result<Box<Pipeline<AnySink>>> {
-        let before = self.change_to(State::Absent);
-        let mut left = self.known.left.lock();
-        let is_past = std::mem::take(&mut left.turn.is_past);
-        if is_past {
-            left.forget();
+        let is_past = std::mem::take(&mut self.known.left.lock().turn.is_past);
+        if is_past && self.running().is_some() {
+            self.change_to(State::Absent);
+            self.known.left.lock().forget();
+            let what = "another relay was at work, or another server answers; starting after the \
+                        stored position";
+            return Err(Error::new(Kind::SlotActive, what));
         }
-        let sink = match before {
-            State::Running(mut pipeline) => {
-                if is_past {
-                    let what = "another relay was at work, or another server answers; starting \
-                                after the stored position";
-                    return Err(Error::new(Kind::SlotActive, what));
-                }
-                pipeline.begun = std::mem::take(&mut left.begun);
-                pipeline.publisher.judge.quarantine = std::mem::take(&mut self.quarantine);
-                pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
-                return Ok(pipeline);
-            }
+        let sink = match std::mem::replace(&mut self.state, State::Absent) {
+            State::Running(pipeline) => return Ok(pipeline),
             State::New(sink) => sink,
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
-        let delivered = left.delivered.take();
-        let (start, published) = match delivered.filter(|of| of.position.is_at_or_after(&stored)) {
-            Some(of) => (of.position, of.published),
-            None => (stored, published),
-        };
+        let mut left = self.known.left.lock();
+        if is_past {
+            left.forget();
+        }
         let setup = setup_of(config);
-        let mut pipeline =
-            Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
+        let mut pipeline = left.begin(&setup, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.judge.quarantine = self.quarantine.take_over();
-        pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
-        pipeline.begun = std::mem::take(&mut left.begun);
         Ok(Box::new(pipeline))
     }
 
@@ -186,17 +167,6 @@ impl RelayProducer {
             Err(error) => tracing::error!(event = "producer_creation_failed", %error,
                 "a new producer could not be made"),
         }
-    }
-
-    /// Ends a producer that commits positions with its events: nothing of it counts but what is
-    /// committed.
-    pub(super) async fn end_uncommitted(&mut self) {
-        if let Some(pipeline) = self.running_mut() {
-            let stored = pipeline.confirm.stored_position();
-            let inside = pipeline.delivered_at(stored).inside;
-            self.known.left.lock().inside = inside;
-        }
-        self.end().await;
     }
 
     /// Ends the producer. The next one sends again what this one has not delivered.

@@ -41,8 +41,7 @@ use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
-use walrelay_core::publisher::pipeline::Delivered;
-use walrelay_core::recovery::TableTask;
+use walrelay_core::recovery::{TableStart, TableTask};
 use walrelay_core::sessions::TableReason;
 use walrelay_core::start::{Found, SlotNow, reconcile, stored_now};
 use walrelay_core::stored::Stored;
@@ -84,13 +83,7 @@ impl Session {
     ) -> Result<Opened> {
         let source = &config.source;
         let sql = connect(config).await?;
-        let facts = preflight::inspect(
-            sql.client(),
-            &source.slot,
-            &source.publication,
-            &config.outboxes,
-        )
-        .await?;
+        let facts = preflight::inspect(sql.client(), source, &config.outboxes).await?;
         if let Some(why) = table_instead(config, &facts)? {
             return Ok(Opened::Table(why));
         }
@@ -263,8 +256,7 @@ impl Owned<'_> {
             identity.publication_version = publication_version(facts);
         }
         known.stored.send_replace(Some(identity.clone()));
-        let is_unstored = known.left.lock().progress.is_some();
-        if is_unstored || loaded.as_ref() != Some(&identity) {
+        if known.left.lock().progress.is_some() || loaded.as_ref() != Some(&identity) {
             // Later LSNs must not be confirmed while the store has another identity.
             store.store(&identity).await?;
         }
@@ -306,9 +298,7 @@ pub(super) struct Lease {
     /// The database of that session.
     pub(super) database: DatabaseIdentity,
     pub(super) store: AnyStore,
-    /// The stored position, with the server, publication and tables as they are now.
-    pub(super) stored: Stored,
-    pub(super) task: TableTask,
+    pub(super) start: TableStart,
     pub(super) notified: Arc<Notify>,
     pub(super) facts: Facts,
     /// A producer that came with the lease, where it is not to outlive it.
@@ -326,16 +316,9 @@ impl Lease {
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
-        let source = &config.source;
         let sql = hold_alone(config).await?;
         listen(sql.client(), config).await?;
-        let facts = preflight::inspect(
-            sql.client(),
-            &source.slot,
-            &source.publication,
-            &config.outboxes,
-        )
-        .await?;
+        let facts = preflight::inspect(sql.client(), &config.source, &config.outboxes).await?;
         tell_owners(sql.client(), config, warn).await?;
         if matches!(why, TableReason::Poll(_)) {
             tell_missing_indexes(sql.client(), config, warn).await;
@@ -366,46 +349,17 @@ impl Lease {
             wal_end: facts.wal_end,
             history: &history,
         };
-        let start = table_start(config, &facts, why, found, warn)?;
-        start.notes.into_iter().for_each(warn);
+        let mut start = table_start(config, &facts, why, found, warn)?;
+        start.notes.drain(..).for_each(warn);
         Ok(Lease {
             control,
             database,
             store,
-            stored: start.stored,
-            task: start.task,
+            start,
             notified,
             facts,
             sink,
         })
-    }
-
-    /// This process had delivered this when its stream ended, which is more than is stored.
-    pub(super) fn knows(&mut self, of: Delivered) {
-        let Some(published) = of.published else {
-            return;
-        };
-        let before = self
-            .stored
-            .published
-            .as_ref()
-            .map_or(Lsn::ZERO, |before| before.pair.lsn);
-        if published.pair.lsn < before {
-            // Another relay went on from there.
-            return;
-        }
-        // A poller has none: no slot may go on from where it stands.
-        if !matches!(self.task, TableTask::Poll(_)) {
-            self.stored.position = of.position;
-        }
-        if let TableTask::MakeSlot(plan) = &mut self.task
-            && plan.published.is_some()
-        {
-            plan.published = Some(published.clone());
-        }
-        if self.stored.catch_up.is_none() {
-            self.stored.published = Some(published);
-        }
     }
 }
 

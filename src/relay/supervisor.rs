@@ -6,6 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
@@ -27,6 +28,7 @@ use crate::upkeep::parked::none_left_behind;
 use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
 
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::left::Left;
 
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
@@ -63,7 +65,7 @@ impl Relay {
         // The keys of the standard library's maps are other ones in each process.
         let relay = RandomState::new().hash_one(std::process::id());
         let known = Arc::new(Knowledge {
-            relay: format!("{relay:016x}"),
+            left: Mutex::new(Left::of(format!("{relay:016x}"))),
             ..Knowledge::default()
         });
         Ok(Relay {
@@ -350,7 +352,7 @@ impl Relay {
         {
             self.telemetry.metrics.given_up_transactions.inc();
         }
-        self.producer.end_uncommitted().await;
+        self.producer.end().await;
     }
 
     // The table, before a slot is streamed or instead.
@@ -397,25 +399,6 @@ impl Relay {
         lease.map(Some)
     }
 
-    /// Tells the holder of the lease what a stream of this process delivered on the same server.
-    fn tell_delivered(&mut self, lease: &mut Lease, why: &TableReason) {
-        let left = &mut self.known.left.lock();
-        if std::mem::take(&mut left.turn.is_past) {
-            return left.forget();
-        }
-        let delivered = match why {
-            // The next stream begins behind it.
-            TableReason::Asked(_) => left.delivered.clone(),
-            TableReason::Gap | TableReason::Poll(_) => left.delivered.take(),
-        };
-        if let Some(of) = delivered
-            && of.position.is_at_or_after(&lease.stored.position)
-        {
-            left.inside.clone_from(&of.inside);
-            lease.knows(of);
-        }
-    }
-
     /// Reads the table: before a slot is streamed, or instead.
     async fn at_table(&mut self, why: TableReason, stop: &mut StopSignal) -> Result<Ended> {
         // First the lease: what a stream left in flight must not follow what another relay reads.
@@ -429,16 +412,10 @@ impl Relay {
             self.producer.begin(sink);
         }
         let sink = self.producer.take_sink()?;
-        self.tell_delivered(&mut lease, &why);
-        AnySink::expect_cluster(&mut self.config, lease.stored.cluster_id.clone());
+        let delivered = self.known.left.lock().tell(&mut lease.start, &why);
+        AnySink::expect_cluster(&mut self.config, lease.start.stored.cluster_id.clone());
         outage::at_table(self.sessions.opened(), &self.config);
         let began = Instant::now();
-        // Rows that an operator requests again are published, delivered or not.
-        let delivered = if matches!(why, TableReason::Asked(_)) {
-            Vec::new()
-        } else {
-            self.known.left.lock().inside.clone()
-        };
         self.producer.watchdog.guard(sink.handle());
         let process = Process {
             config: &self.config,

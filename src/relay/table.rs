@@ -25,7 +25,6 @@ use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::jobs::LOOK_INTERVAL;
 use crate::relay::producer::setup_of;
-use crate::relay::published_versions::PollScan;
 use crate::relay::recovery::{can_poll, fits};
 use crate::relay::session::{Lease, publication_version};
 use crate::relay::shared_loop::{OldestTransaction, Process};
@@ -47,9 +46,10 @@ use walrelay_core::event::{RowId, Via};
 use walrelay_core::failpoint;
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position};
+use walrelay_core::published_versions::PollScan;
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::quarantine::Quarantine;
-use walrelay_core::recovery::{RecoveryPlan, TableTask};
+use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
 
@@ -103,19 +103,19 @@ pub(super) async fn run(
     };
     publisher.judge.parking.begin(waiting);
     let found = std::mem::take(&mut lease.store.known.left.lock().found);
-    if !matches!(lease.task, TableTask::Poll(_)) {
+    if !matches!(lease.start.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
     let Lease {
         control,
         store,
-        stored,
-        task,
+        start,
         notified,
         facts,
         ..
     } = lease;
+    let TableStart { task, stored, .. } = start;
     let delivered = delivered.into_iter().collect();
     let mut reading = TableLoop::new(
         publisher, store, stored, marker, delivered, &control, process,
@@ -148,7 +148,7 @@ fn publisher_for(
 ) -> Result<Publisher<AnySink>> {
     let mut publisher = Publisher::new(&setup_of(config), Position::default(), sink)?;
     publisher.judge.quarantine = quarantine.take_over();
-    let server = &lease.stored.server;
+    let server = &lease.start.stored.server;
     publisher.set_origin(&server.system_identifier, server.timeline);
     let write_backs = std::mem::take(&mut lease.store.known.left.lock().write_backs);
     publisher.write_backs = write_backs.behind(Position::default());
@@ -167,7 +167,6 @@ struct Opened<'c> {
 }
 
 async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
-    let Lease { task, database, .. } = lease;
     let source = &config.source;
     let reader = Reader::connect(
         &source.database,
@@ -185,7 +184,7 @@ async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
         .into_iter()
         .zip(of_tables)
     {
-        fits(&facts, outbox, task, config)?;
+        fits(&facts, outbox, &lease.start.task, config)?;
         if config.delivery.transactions().is_some() && facts.xid_column.is_none() {
             tracing::warn!(event = "xid_column_missing", slot = %source.slot, table = %facts.name,
                 "rows do not tell their transaction: rows that are read again after a crash may be \
@@ -200,7 +199,7 @@ async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
         });
     }
     // Behind the tables, so that a setting Postgres does not take is named.
-    let marker = Marker::of(config, database).await?;
+    let marker = Marker::of(config, &lease.database).await?;
     none_left_behind(reader.client(), config).await?;
     // The order in which they are read, whatever the configuration's is next time.
     tables.sort_by_key(|table| table.facts.oid);

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 use crate::poll::{PolledRow, Reader, RowStream, TableFacts};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
-use crate::relay::published_versions::{PollScan, PublishedVersions};
 use crate::relay::shared_loop::{
     Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due,
 };
@@ -29,6 +28,7 @@ use walrelay_core::event::{Fault, Place, Polled, RowId, Via};
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
+use walrelay_core::published_versions::{PollScan, PublishedVersions};
 use walrelay_core::publisher::{Publisher, contradiction};
 use walrelay_core::stored::Stored;
 

@@ -580,7 +580,7 @@ fn unreadable(facts: &TableFacts, source: &SourceConfig) -> Error {
 /// is empty.
 async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
     let source = &config.source;
-    let facts = inspect(client, &source.slot, &source.publication, &config.outboxes).await?;
+    let facts = inspect(client, source, &config.outboxes).await?;
     if facts.server.in_recovery {
         let cause = "the server is a standby, which cannot say what its rows are from";
         return Err(Error::new(Kind::PostgresUnreachable, cause).remedy("name the primary"));

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
+use crate::config::SourceConfig;
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Catalogs, Flags, Member, Publication, PublishedTable, Seen};
@@ -40,21 +41,20 @@ pub(super) const SLOT: &str = include_str!("../../sql/source/slot.sql");
 /// pooler. Times out by itself.
 pub(crate) async fn inspect(
     client: &Client,
-    slot: &SlotName,
-    publication: &str,
+    source: &SourceConfig,
     outboxes: &[OutboxConfig],
 ) -> Result<Facts> {
     let server = server(client).await?;
     judge_version(&server)?;
     let system_identifier = system_identifier(client, server.may_read_control).await?;
-    let found = slot_answer(client, slot).await?;
+    let found = slot_answer(client, &source.slot).await?;
     let tables: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
     let Catalogs {
         backend_pid,
         of_tables: catalogs,
         base_types,
         ..
-    } = Catalogs::read(client, publication, &tables, &Seen::default()).await?;
+    } = Catalogs::read(client, &source.publication, &tables, &Seen::default()).await?;
     if [found.backend_pid, backend_pid]
         .iter()
         .any(|pid| *pid != server.backend_pid)

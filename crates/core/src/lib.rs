@@ -16,6 +16,7 @@
 //! | [`trace`] | the trace context of an event |
 //! | [`position`] | LSNs, positions, and the server that they are of |
 //! | [`snapshot`] | which transactions a snapshot sees |
+//! | [`published_versions`] | row versions that a poller finds more than once |
 //! | [`error`] | errors, their consequences and their exit codes |
 //! | [`template`] | text made of columns |
 //! | [`config`] | the configuration that the core reads |
@@ -34,6 +35,7 @@
 //! | [`sessions`] | which session comes next, and after which wait |
 //! | [`recovery`] | rows that are read from the table before a slot is streamed, or instead |
 //! | [`turn`] | whether another relay was at work |
+//! | [`left`] | what the sessions of a process leave to the next one |
 
 pub mod catalog;
 pub mod catch_up;
@@ -45,9 +47,11 @@ pub mod event;
 pub mod failpoint;
 pub mod lanes;
 pub mod ledger;
+pub mod left;
 pub mod parked;
 pub mod position;
 pub mod printable;
+pub mod published_versions;
 pub mod publisher;
 pub mod recovery;
 pub mod route;

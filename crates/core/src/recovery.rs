@@ -6,6 +6,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
+use crate::publisher::pipeline::Delivered;
 use crate::sessions::TableReason;
 use crate::start::{Fit, Found, SlotNow, fit, same_cluster, stored_now};
 use crate::stored::Stored;
@@ -39,6 +40,32 @@ pub struct TableStart {
     pub stored: Stored,
     /// Notes for the operator, a sentence each.
     pub notes: Vec<String>,
+}
+
+impl TableStart {
+    /// A stream of this process had delivered this, which is more than is stored.
+    pub(crate) fn knows(&mut self, of: Delivered) {
+        let Some(published) = of.published else {
+            return;
+        };
+        let before = self.stored.published.as_ref();
+        if before.is_some_and(|before| published.pair.lsn < before.pair.lsn) {
+            // Another relay went on from there.
+            return;
+        }
+        // A poller has none: no slot may go on from where it stands.
+        if !matches!(self.task, TableTask::Poll(_)) {
+            self.stored.position = of.position;
+        }
+        if let TableTask::MakeSlot(plan) = &mut self.task
+            && plan.published.is_some()
+        {
+            plan.published = Some(published.clone());
+        }
+        if self.stored.catch_up.is_none() {
+            self.stored.published = Some(published);
+        }
+    }
 }
 
 /// The task of the holder of the lease on the table.

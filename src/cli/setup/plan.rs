@@ -75,7 +75,7 @@ impl Found {
         source: &SourceConfig,
         outboxes: &[OutboxConfig],
     ) -> Result<Found> {
-        let facts = inspect(client, &source.slot, &source.publication, outboxes).await?;
+        let facts = inspect(client, source, outboxes).await?;
         let capacity = Capacity::read(client, "").await?;
         let names: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
         let mut outbox_tables = Vec::new();

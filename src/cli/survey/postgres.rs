@@ -64,7 +64,7 @@ pub(super) async fn look(
     let client = session.client();
     let mut named = config.clone();
     let found = row_key::find(client, source, &config.delivery, &mut named.outboxes).await;
-    let facts = match inspect(client, &source.slot, &source.publication, &named.outboxes).await {
+    let facts = match inspect(client, source, &named.outboxes).await {
         Ok(facts) => facts,
         Err(error) => {
             survey.wrong("server", "", &error);

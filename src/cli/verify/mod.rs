@@ -177,14 +177,7 @@ async fn plans(
     range: &Range,
     report: &mut Report,
 ) -> Result<Vec<Plan>> {
-    let source = &config.source;
-    inspect(
-        session.client(),
-        &source.slot,
-        &source.publication,
-        &config.outboxes,
-    )
-    .await?;
+    inspect(session.client(), &config.source, &config.outboxes).await?;
     let mut plans = Vec::new();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {

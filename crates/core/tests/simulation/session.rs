@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use walrelay_core::config::OnError;
 use walrelay_core::error::{Error, Kind};
-use walrelay_core::event::{BaseTypes, RowId};
+use walrelay_core::event::BaseTypes;
 use walrelay_core::ledger::trail::Published;
+use walrelay_core::left::Left;
 use walrelay_core::position::Position;
+use walrelay_core::published_versions::PublishedVersions;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::parked_index::RetryMemory;
-use walrelay_core::publisher::pipeline::{Delivered, OpenTransaction, Pipeline};
+use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::quarantine::Quarantine;
-use walrelay_core::publisher::write_back::WriteBacks;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
 use walrelay_core::stored::Stored;
-use walrelay_core::turn::Turn;
 
 use super::broker::{Producer, Shared};
 use super::plan::{Fault, Path};
@@ -36,8 +36,6 @@ const POSITIONS: &str = "positions";
 /// What a process of the relay knows beside its pipeline.
 #[derive(Default)]
 pub(super) struct Process {
-    /// Its id.
-    pub(super) relay: String,
     sessions: Sessions,
     pause: Option<Pause>,
     open: Option<Open>,
@@ -45,37 +43,11 @@ pub(super) struct Process {
     drains_until: Option<Duration>,
     has_streamed: bool,
     pub(super) left: Left,
-    /// The last record that the store took of it.
-    pub(super) kept: Option<Stored>,
-    /// Whether another relay was at work.
-    pub(super) turn: Turn,
+    /// Knowledge of rejected events, while no pipeline runs.
+    pub(super) quarantine: Quarantine,
     pub(super) stand_still: Option<StandStill>,
     /// Whether the server ended its session, which it has not seen yet.
     pub(super) is_cut: bool,
-}
-
-/// What sessions leave to the next one.
-#[derive(Default)]
-pub(super) struct Left {
-    pub(super) quarantine: Quarantine,
-    pub(super) write_backs: WriteBacks,
-    /// What a producer that failed had delivered.
-    delivered: Option<Delivered>,
-    /// How far the table was read, where that is not stored.
-    pub(super) progress: Option<Stored>,
-    /// Delivered rows of the transaction that the position is inside of.
-    inside: Vec<RowId>,
-    begun: OpenTransaction,
-}
-
-impl Left {
-    /// Another relay was at work: nothing counts but what is stored.
-    pub(super) fn forget(&mut self) {
-        *self = Left {
-            quarantine: std::mem::take(&mut self.quarantine),
-            ..Left::default()
-        };
-    }
 }
 
 /// What it does between two sessions.
@@ -94,7 +66,7 @@ struct Open {
 impl Process {
     pub(super) fn of(relay: String) -> Process {
         Process {
-            relay,
+            left: Left::of(relay),
             ..Process::default()
         }
     }
@@ -179,7 +151,7 @@ impl World {
     fn open(&mut self) -> Result<(), Error> {
         if self.is_transactional() && self.relay.pipeline.is_some() {
             // Every session has a producer of its own.
-            self.retire();
+            self.replace_producer();
         }
         if self.server.is_away(self.now) {
             return Err(Error::new(Kind::PostgresUnreachable, "the model is away"));
@@ -212,7 +184,7 @@ impl World {
             .process
             .drains_until
             .get_or_insert(self.now + DRAIN);
-        let is_past = self.relay.process.turn.is_past;
+        let is_past = self.relay.process.left.turn.is_past;
         if !is_drained && self.now < until && !is_past {
             return Ok(());
         }
@@ -221,26 +193,18 @@ impl World {
             return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
         }
         self.leave_pipeline();
-        if std::mem::take(&mut self.relay.process.turn.is_past) {
-            self.relay.process.left.forget();
-        }
-        let start = self.table_start(why)?;
+        let mut start = self.table_start(why)?;
         let mut publisher = self.publisher_at(Position::default());
+        publisher.judge.quarantine = self.relay.process.quarantine.take_over();
         let left = &mut self.relay.process.left;
-        publisher.judge.quarantine = left.quarantine.take_over();
+        let delivered = left.tell(&mut start, why);
         publisher.write_backs = std::mem::take(&mut left.write_backs).behind(Position::default());
         if let Some(tables) = &self.tables {
             publisher.begin_look();
             publisher.judge.parking.begin(tables.index());
         }
-        let delivered = left.delivered.take();
-        let delivered = delivered.filter(|of| of.position.is_at_or_after(&start.stored.position));
         let mut reading = Reading::new(publisher, start);
-        if let Some(of) = delivered {
-            left.inside.clone_from(&of.inside);
-            reading.knows(of);
-        }
-        reading.delivered.extend(left.inside.iter().cloned());
+        reading.delivered.extend(delivered);
         self.relay.reading = Some(reading);
         self.server.own();
         self.opened();
@@ -250,12 +214,11 @@ impl World {
 
     fn open_stream(&mut self) -> Result<(), Error> {
         self.stored = self.stream_start();
-        self.relay.process.left.progress = None;
-        self.relay.process.kept = Some(self.stored.clone());
-        if self.relay.process.turn.is_past {
+        self.relay.process.left.stored(self.stored.clone());
+        if self.relay.process.left.turn.is_past {
             let was_running = self.relay.pipeline.is_some();
             self.replace_producer();
-            self.relay.process.turn.is_past = false;
+            self.relay.process.left.turn.is_past = false;
             self.relay.process.left.forget();
             if was_running {
                 self.reached.count(Path::CameBack, 1);
@@ -372,7 +335,7 @@ impl World {
         };
         let quarantine = match &mut self.relay.pipeline {
             Some(pipeline) => &mut pipeline.publisher.judge.quarantine,
-            None => &mut self.relay.process.left.quarantine,
+            None => &mut self.relay.process.quarantine,
         };
         let retry = self.relay.process.sessions.failed(
             &error,
@@ -393,8 +356,7 @@ impl World {
         }
         match retry.producer {
             ProducerAfter::Keep => {}
-            ProducerAfter::Replace => self.replace_producer(),
-            ProducerAfter::End => self.retire(),
+            ProducerAfter::Replace | ProducerAfter::End => self.replace_producer(),
         }
         let until = self.now + retry.wait;
         self.relay.process.pause = Some(Pause::Waits { until });
@@ -439,12 +401,12 @@ impl World {
         if error.is_some() {
             reading.advance_to_delivered();
         }
+        self.relay.process.quarantine = std::mem::take(&mut reading.publisher.judge.quarantine);
         let left = &mut self.relay.process.left;
-        left.quarantine = std::mem::take(&mut reading.publisher.judge.quarantine);
         if !reading.publisher.transaction.is_used() {
             left.write_backs = std::mem::take(&mut reading.publisher.write_backs);
             if error.is_some() {
-                left.progress = Some(reading.stored);
+                left.table_failed(&reading.stored, PublishedVersions::default(), false);
             }
         }
         if error.is_none() {
@@ -492,7 +454,8 @@ impl World {
             let mut broker = self.broker.lock().unwrap();
             // Another relay may have had the turn since that was sent.
             let is_stale = broker.own.is_stale;
-            broker.own.is_stale |= self.relay.process.turn.is_past && !broker.is_transactional();
+            broker.own.is_stale |=
+                self.relay.process.left.turn.is_past && !broker.is_transactional();
             broker.producer_gone(&mut self.random);
             broker.own.is_stale = is_stale;
         }
@@ -504,26 +467,10 @@ impl World {
             return false;
         };
         self.count_of(&pipeline.publisher);
-        let position = pipeline.publisher.ledger.delivered();
-        let left = &mut self.relay.process.left;
-        left.delivered = Some(pipeline.delivered_at(position));
-        left.begun = pipeline.begun;
-        left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
-        left.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
-        self.relay.process.turn.is_in_doubt |= pipeline.publisher.judge.before.is_some();
+        let process = &mut self.relay.process;
+        process.left.ended(&mut pipeline);
+        process.quarantine = std::mem::take(&mut pipeline.publisher.judge.quarantine);
         true
-    }
-
-    /// A session's own producer ends. Nothing of it counts but what is committed.
-    fn retire(&mut self) {
-        let Some(pipeline) = &mut self.relay.pipeline else {
-            return;
-        };
-        let stored = pipeline.confirm.stored_position();
-        let inside = pipeline.delivered_at(stored).inside;
-        self.replace_producer();
-        self.relay.process.left.delivered = None;
-        self.relay.process.left.inside = inside;
     }
 
     /// The relay is killed with -9.
@@ -570,19 +517,15 @@ impl World {
         let is_inside = stored.partial.is_some() && !self.relay.process.has_streamed;
         self.reached
             .count(Path::RestartedInsideATransaction, u64::from(is_inside));
-        let left = &mut self.relay.process.left;
-        let delivered = left.delivered.take();
-        let (start, published) = match delivered.filter(|of| of.position.is_at_or_after(&stored)) {
-            Some(of) => (of.position, of.published),
-            None => (stored, self.stored.published.clone()),
-        };
-        let quarantine = left.quarantine.take_over();
-        let write_backs = std::mem::take(&mut left.write_backs).behind(stored);
-        let begun = std::mem::take(&mut left.begun);
+        let setup = self.setup();
         let sink = Producer(Arc::clone(&self.broker));
-        let made = Pipeline::new(&self.setup(), start, stored, published, sink, self.now);
+        let process = &mut self.relay.process;
+        let published = self.stored.published.clone();
+        let made = process
+            .left
+            .begin(&setup, stored, published, sink, self.now);
         let mut pipeline = made.expect("a pipeline");
-        pipeline.begun = begun;
+        pipeline.publisher.judge.quarantine = process.quarantine.take_over();
         let table_oids = HashMap::from([(TABLE_OID, 0)]);
         pipeline
             .assembler
@@ -590,14 +533,12 @@ impl World {
         let server = &self.server.identity;
         let publisher = &mut pipeline.publisher;
         publisher.set_origin(&server.system_identifier, server.timeline);
-        publisher.judge.quarantine = quarantine;
-        publisher.write_backs = write_backs;
         pipeline
     }
 
     /// Makes the publisher find what a process published and did not store.
     fn expect_again(&mut self) {
-        let is_in_doubt = std::mem::take(&mut self.relay.process.turn.is_in_doubt);
+        let is_in_doubt = std::mem::take(&mut self.relay.process.left.turn.is_in_doubt);
         if !is_in_doubt || !self.mode.reads_tails {
             return;
         }

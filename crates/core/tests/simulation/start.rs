@@ -61,7 +61,7 @@ impl World {
             let start =
                 reconcile(found, false).unwrap_or_else(|error| panic!("{error}: {found:?}"));
             Stored {
-                relay: self.relay.process.relay.clone(),
+                relay: self.relay.process.left.relay.clone(),
                 position: start.position,
                 published: start.published,
                 catch_up: None,

@@ -10,7 +10,6 @@ use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::{Place, Polled, RowId, Via};
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
-use walrelay_core::publisher::pipeline::Delivered;
 use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
@@ -81,28 +80,6 @@ impl Reading {
             delivered: HashSet::new(),
             scan: None,
             stored: start.stored,
-        }
-    }
-
-    /// A stream of this process delivered this, which is more than is stored.
-    pub(super) fn knows(&mut self, of: Delivered) {
-        let Some(published) = of.published else {
-            return;
-        };
-        let before = self.stored.published.as_ref();
-        if before.is_some_and(|before| published.pair.lsn < before.pair.lsn) {
-            return;
-        }
-        if self.stage != Stage::Poll {
-            self.stored.position = of.position;
-        }
-        if let Some(plan) = &mut self.plan
-            && plan.published.is_some()
-        {
-            plan.published = Some(published.clone());
-        }
-        if self.stored.catch_up.is_none() {
-            self.stored.published = Some(published);
         }
     }
 
@@ -343,8 +320,7 @@ impl World {
     /// The store has the progress.
     pub(super) fn saved(&mut self, stored: Stored) {
         let reading = self.relay.reading.as_mut().unwrap();
-        self.relay.process.left.progress = None;
-        self.relay.process.kept = Some(stored.clone());
+        self.relay.process.left.stored(stored.clone());
         reading.publisher.committed();
         reading.kept = Some(stored);
     }

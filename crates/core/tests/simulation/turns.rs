@@ -133,7 +133,7 @@ impl World {
         drop(broker);
         self.interrupted(Error::new(Kind::PostgresUnreachable, "it stood still"));
         if gives_up {
-            self.relay.process.turn.is_in_doubt = true;
+            self.relay.process.left.turn.is_in_doubt = true;
             self.replace_producer();
         }
         ("stood still", Some(Fault::StoodStill))
@@ -206,14 +206,11 @@ impl World {
         let was_fenced = broker.take_turn();
         self.reached.count(Path::Fenced, u64::from(was_fenced));
         drop(broker);
-        let process = &mut self.relay.process;
+        let left = &mut self.relay.process.left;
         let stored = &mut self.stored;
-        let server = &self.server.identity;
-        let counts = stored.counts(&process.relay, server, process.kept.as_ref());
-        if !process.turn.resume(counts) {
-            process.left.forget();
-            stored.relay.clone_from(&process.relay);
-            process.kept = Some(stored.clone());
+        if !left.resume(Some(stored), &self.server.identity) {
+            stored.relay.clone_from(&left.relay);
+            left.stored(stored.clone());
         }
         self.reached.count(Path::TookOver, u64::from(took_over));
     }
@@ -223,7 +220,7 @@ impl World {
         if !self.server.is_taken() {
             return;
         }
-        self.relay.process.turn.is_past |= self.server.is_streamed();
+        self.relay.process.left.turn.is_past |= self.server.is_streamed();
         let has_in_flight = |pipeline: &mut Pipeline<Producer>| {
             take_in_told(&mut pipeline.publisher).is_err() || !pipeline.publisher.is_drained()
         };

@@ -602,7 +602,7 @@ impl World {
         };
         if let Some(stored) = self.relay.storing.take() {
             let position = stored.position;
-            self.relay.process.kept = Some(stored.clone());
+            self.relay.process.left.stored(stored.clone());
             let pair = |stored: &Stored| stored.published.as_ref().map(|it| it.pair.clone());
             let is_new = pair(&stored) != pair(&self.stored);
             self.reached.count(Path::Snapshot, u64::from(is_new));

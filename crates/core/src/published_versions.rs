@@ -1,18 +1,38 @@
-//! The row versions that a poller has published, as far as it finds them again. No I/O.
+//! The row versions that a poller has published, as far as it finds them again.
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::poll::{RowVersion, TableFile};
+use serde::Deserialize;
+
+/// Which transaction wrote a row, where its column does not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RowVersion {
+    /// The value of the column.
+    pub xid: Option<u64>,
+    /// The latest transaction with the 32 bits of its `xmin`.
+    pub xmin: u64,
+}
+
+/// The file of a table, and the transaction that changed its description last.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct TableFile {
+    /// OID of the table.
+    pub oid: u32,
+    /// The number of its file: a rewrite makes another one.
+    pub filenode: u32,
+    /// The transaction.
+    pub changed_by: u64,
+}
 
 /// Row versions that a poller finds more than once.
 ///
 /// Of a row whose column does not tell its transaction only `xmin` is known, and it is found as
-/// long as some transaction from before it is under way (see [`crate::poll`]). All versions with
+/// long as some transaction from before it is under way. All versions with
 /// one `xmin` become visible at once. A scan that compares the `xmin` of all rows reads all of
 /// them, and a bit for each `xmin` remembers that. Other scans read the versions of one transaction
 /// column, and remember the pairs.
 #[derive(Debug, Default)]
-pub(super) struct PublishedVersions {
+pub struct PublishedVersions {
     /// Read by scans of the column since the last scan of `xmin`.
     pairs: HashSet<RowVersion>,
     /// The `xmin` of versions that scans of `xmin` read.
@@ -29,12 +49,12 @@ pub(super) struct PublishedVersions {
     rewritten_by: Option<u64>,
     /// All published versions with this `xmin` or a later one are remembered; none before the first
     /// scan of `xmin`.
-    pub(super) remembers_from: Option<u64>,
+    pub remembers_from: Option<u64>,
 }
 
 /// What a poll compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PollScan {
+pub enum PollScan {
     /// The transaction column, by its index.
     Column,
     /// Also the `xmin` of every row.
@@ -43,7 +63,7 @@ pub(super) enum PollScan {
 
 impl PublishedVersions {
     /// Another scan, which finds none whose `xmin` is below `oldest`.
-    pub(super) fn begin(&mut self, scan: PollScan, oldest: u64) {
+    pub fn begin(&mut self, scan: PollScan, oldest: u64) {
         self.scan = Some(scan);
         self.scanned_pairs.clear();
         self.scanned = Xids::from(oldest);
@@ -52,7 +72,7 @@ impl PublishedVersions {
 
     /// A scan of `xmin` begins with these files. Says whether a table was rewritten since the last
     /// look.
-    pub(super) fn looked_at(&mut self, files: Vec<TableFile>) -> bool {
+    pub fn looked_at(&mut self, files: Vec<TableFile>) -> bool {
         let is_other = |file: &&TableFile| {
             self.files
                 .iter()
@@ -69,12 +89,13 @@ impl PublishedVersions {
     }
 
     /// Whether a rewrite of its table may have written this version.
-    pub(super) fn is_rewritten(&self, version: RowVersion) -> bool {
+    pub fn is_rewritten(&self, version: RowVersion) -> bool {
         self.rewritten_by
             .is_some_and(|rewritten_by| version.xmin <= rewritten_by)
     }
 
-    pub(super) fn is_new(&mut self, version: RowVersion) -> bool {
+    /// Whether this version was not published, which this scan has found.
+    pub fn is_new(&mut self, version: RowVersion) -> bool {
         let Some(scan) = self.scan else { return true };
         if self.read.has(version.xmin) {
             return false;
@@ -87,7 +108,7 @@ impl PublishedVersions {
     }
 
     /// The rows of the scan are published, which saw no transaction from `xmax` on.
-    pub(super) fn end(&mut self, xmax: u64) {
+    pub fn end(&mut self, xmax: u64) {
         match self.scan {
             Some(PollScan::Xmin) => {
                 self.rewritten_by = None;
@@ -102,7 +123,7 @@ impl PublishedVersions {
 
     /// The savepoints of published rows since the last scan of `xmin`, with those that an earlier
     /// process stored.
-    pub(super) fn savepoints(&self, stored: &[u64]) -> Vec<u64> {
+    pub fn savepoints(&self, stored: &[u64]) -> Vec<u64> {
         let mut savepoints: Vec<u64> = self.pairs.iter().map(|version| version.xmin).collect();
         savepoints.extend(stored);
         savepoints.sort_unstable();
