@@ -298,6 +298,7 @@ async fn create_slot(
     }
 }
 
+/// The error of a step that took too long; `waits` says for whom it waited, or is empty.
 fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
     let cause = format!(
         "gave up {} after {}, waiting{waits}",
@@ -375,7 +376,7 @@ mod tests {
         let error = too_late(
             &step(How::Watched, "creating slot orders", ""),
             Duration::from_secs(90),
-            "pid 7",
+            " for pid 7",
         );
         assert_eq!(error.kind(), Kind::PostgresUnfit);
         assert_eq!(
