@@ -395,9 +395,8 @@ async fn recovery(
     match restored.await {
         Ok(None) => {}
         Ok(Some(RestoredRows { cause, fix })) => {
-            let pending = NextCommand::new("pending").option("slot", &config.source.slot);
             let fix = Remedy::from("once `")
-                .and(pending)
+                .and(NextCommand::new("pending").option("slot", &config.source.slot))
                 .and("` counts no event: ")
                 .and(fix);
             survey.warning(CHECK, &outbox.source, cause, Some(fix));
@@ -484,8 +483,7 @@ async fn rows(
         }
     }
     if let Some(number) = large_object(session, sampled, &values).await {
-        let risk = numbers_for_content(sampled, &number);
-        survey.risk(CHECK, &subject, &risk);
+        survey.risk(CHECK, &subject, &numbers_for_content(sampled, &number));
     }
     let fits = match values.len() as u64 {
         0 => "no row is there that could tell topics and sizes of records".to_owned(),
