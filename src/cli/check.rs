@@ -548,7 +548,7 @@ impl Report<'_> {
         let there = |name: &str, exists: bool| match (exists, self.fit) {
             (true, true) => format!("{name}, fit"),
             (true, false) => name.to_owned(),
-            (false, true) => format!("{name} is not there yet: {setup} creates it"),
+            (false, true) => format!("{name} is not there yet: `{setup}` creates it"),
             (false, false) => format!("{name} is not there"),
         };
         let mut lines = vec![(
@@ -762,8 +762,8 @@ mod tests {
         let report = report_of(&OutboxConfig::default(), found, &survey.checks);
         insta::assert_snapshot!(report.text(), @r#"
         database     db:5432/shop as relay, PostgreSQL 17.11
-        publication  walrelay_orders is not there yet: walrelay setup --slot orders creates it
-        slot         orders is not there yet: walrelay setup --slot orders creates it
+        publication  walrelay_orders is not there yet: `walrelay setup --slot orders` creates it
+        slot         orders is not there yet: `walrelay setup --slot orders` creates it
         warning      a warning
           fix        create index;
           fix        analyze

@@ -17,7 +17,7 @@ use crate::config::layers::Settings;
 use crate::config::{Config, SourceConfig};
 use crate::postgres::replication::{SystemIdentity, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::slot_now;
+use crate::relay::{slot_now, waits};
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
 use crate::state;
@@ -106,21 +106,17 @@ impl Subject {
                 "a relay first reads rows of the table, and these are not included".to_owned(),
             );
         }
-        let slot = slot_now(config, &self.facts, confirmed);
-        let now = ServerIdentity {
-            system_identifier: server.system_identifier.clone(),
-            timeline: server.timeline,
-        };
-        let history = wal.timeline_history(server.timeline).await?;
         let found = Found {
             stored: Some(stored),
-            server: &now,
-            slot: &slot,
+            server: &ServerIdentity {
+                system_identifier: server.system_identifier.clone(),
+                timeline: server.timeline,
+            },
+            slot: &slot_now(config, &self.facts, confirmed),
             wal_end: server.xlogpos,
-            history: &history,
+            history: &wal.timeline_history(server.timeline).await?,
         };
-        let start = reconcile(found, false);
-        let start = start.unwrap_or_else(|error| Start {
+        let start = reconcile(found, false).unwrap_or_else(|error| Start {
             position: Position::at(confirmed),
             published: None,
             notes: vec![format!(
@@ -200,11 +196,8 @@ impl Peek {
         let source = &subject.source;
         let facts = &subject.facts;
         judge_backlog(facts, &source.slot, &source.publication, &subject.outboxes)?;
-        if facts
-            .slot
-            .as_ref()
-            .is_some_and(|slot| slot.active_pid.is_some())
-        {
+        let slot = facts.slot.as_ref();
+        if slot.and_then(|slot| slot.active_pid).is_some() {
             return Err(in_use(&source.slot));
         }
         // Before the slot is occupied: the bus may take long to answer.
@@ -223,9 +216,7 @@ impl Peek {
             )
             .await?;
         // The server decodes from there on, events or not.
-        let restart = facts
-            .slot
-            .as_ref()
+        let restart = slot
             .and_then(|slot| slot.restart_lsn)
             .unwrap_or(server.xlogpos);
         let wal_bytes = server.xlogpos.bytes_since(restart);
@@ -249,15 +240,16 @@ impl Peek {
         )?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
+        let pid = wal.backend_pid().await?;
         {
             let mut created = std::pin::pin!(wal.create_temporary_slot());
             match timeout(SLOT_PATIENCE, &mut created).await {
                 Ok(created) => created?,
                 Err(_) => {
-                    note(
-                        "waiting for the end of all transactions that run now: only then the \
-                         server can begin",
-                    );
+                    let waits = waits(subject.sql.client(), pid).await?.text;
+                    note(format_args!(
+                        "the server can only begin once these transactions have ended: {waits}"
+                    ));
                     created.await?;
                 }
             }
@@ -280,9 +272,8 @@ impl Peek {
             ..
         } = subject;
         let started = WalStream::start(wal, &source).await;
-        let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
         let mut stream = started.map_err(|error| {
-            if is_taken(&error) {
+            if error.kind() == Kind::SlotActive {
                 in_use(&source.slot)
             } else {
                 error
@@ -470,9 +461,10 @@ fn in_use(slot: &SlotName) -> Error {
     let cause =
         format!("slot {slot} is in use, and Postgres gives a slot to one session at a time");
     Error::new(Kind::SlotActive, cause).remedy(
-        Remedy::from(NextCommand::new("status").option("slot", slot))
-            .and(" shows the lag of the relay; ")
+        Remedy::from("`")
+            .and(NextCommand::new("status").option("slot", slot))
+            .and("` shows the lag of the relay; `")
             .and(NextCommand::new("tail").option("slot", slot).flag("follow"))
-            .and(" prints what commits from now on, beside the relay; or stop the relay first"),
+            .and("` prints what commits from now on, beside the relay; or stop the relay first"),
     )
 }

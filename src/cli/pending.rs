@@ -68,7 +68,7 @@ The command consumes nothing: a relay that starts later delivers all these event
 slot from its confirmed LSN up to the present end of the WAL, so no other session may have the \
 slot; a relay that starts meanwhile gets the slot within a second or two, and the command prints \
 what it has read. It leaves out what is delivered according to the stored position, and says where \
-it cannot read that. Parked events are not in the slot: walrelay parked list. With --mode poll, it \
+it cannot read that. Parked events are not in the slot: `parked list` shows them. With --mode poll, it \
 counts the unpublished rows of the table. The role needs the rights of run.
 
 Exit codes:
@@ -106,12 +106,10 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let slot = subject.source.slot.to_string();
     let mut notes = Vec::new();
     let mut peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
-    let from_lsn = Some(peek.start.end_lsn);
-    let to_lsn = peek.until;
     let report = Report {
         slot,
-        from_lsn,
-        to_lsn,
+        from_lsn: Some(peek.start.end_lsn),
+        to_lsn: peek.until,
         notes,
         ..Report::default()
     };
@@ -153,8 +151,9 @@ async fn stopped(wanted: impl Future<Output = ()>, slot: String, limit: Duration
             format!("a relay waits for slot {slot}, and gets it: not all was read"),
         )
         .remedy(
-            Remedy::from(NextCommand::new("status").option("slot", &slot))
-                .and(" shows the lag of the relay"),
+            Remedy::from("`")
+                .and(NextCommand::new("status").option("slot", &slot))
+                .and("` shows the lag of the relay"),
         ),
         Err(_) => {
             let cause = format!(
@@ -241,15 +240,14 @@ impl Tally {
         }
         let text =
             |column: &str| value(event, outbox, column).map(|value| cell(value, NAME_CHARS_MAX));
-        let group = GroupKey {
-            outbox: outbox.source.to_string(),
-            aggregate_type: text(&outbox.aggregate_type),
-            topic: None,
-        };
         let committed_ms = event.committed_at_us / 1_000;
         let mut shown = Shown {
             id: cell(event.id(), NAME_CHARS_MAX),
-            group,
+            group: GroupKey {
+                outbox: outbox.source.to_string(),
+                aggregate_type: text(&outbox.aggregate_type),
+                topic: None,
+            },
             aggregate_id: text(&outbox.aggregate_id),
             event_type: text(&outbox.event_type),
             commit_lsn: event.place.commit_lsn,
@@ -283,11 +281,14 @@ impl Tally {
 
     fn count(&mut self, key: GroupKey, committed_ms: i64, bytes: u64) {
         let is_left_out = self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&key);
-        let others = || GroupKey {
-            outbox: "(others)".to_owned(),
-            ..GroupKey::default()
+        let key = if is_left_out {
+            GroupKey {
+                outbox: "(others)".to_owned(),
+                ..GroupKey::default()
+            }
+        } else {
+            key
         };
-        let key = if is_left_out { others() } else { key };
         let group = self.groups.entry(key.clone()).or_insert_with(|| Group {
             key,
             ..Group::default()
@@ -347,29 +348,15 @@ impl Report {
         let mut shown = Grid::headed(
             "id, aggregate, type, topic, committed at, commit LSN, index, xid, size, ",
         );
-        for Group {
-            key:
-                GroupKey {
-                    outbox,
-                    aggregate_type,
-                    topic,
-                },
-            events,
-            bytes,
-            oldest_ms,
-            ..
-        } in &self.groups
-        {
-            let oldest = or_dash(oldest_ms.map(|ms| age(ms, now_ms)));
-            let [aggregate_type, topic] =
-                [aggregate_type, topic].map(|text| or_dash(text.as_ref()));
+        for group in &self.groups {
+            let key = &group.key;
             groups.row([
-                outbox,
-                &aggregate_type,
-                &topic,
-                events,
-                &size(*bytes),
-                &oldest,
+                &key.outbox,
+                &or_dash(key.aggregate_type.as_ref()),
+                &or_dash(key.topic.as_ref()),
+                &group.events,
+                &size(group.bytes),
+                &or_dash(group.oldest_ms.map(|ms| age(ms, now_ms))),
             ]);
         }
         self.shown.iter().for_each(|event| event.add_to(&mut shown));
@@ -398,20 +385,16 @@ impl Shown {
             &self.committed_at,
         ];
         let [aggregate_id, event_type, topic, at] = texts.map(|text| or_dash(text.as_ref()));
-        let xid = or_dash(self.xid);
-        let bytes = or_dash(self.bytes.map(human_bytes));
-        let lsn = self.commit_lsn;
-        let index = self.index;
         table.row([
             &self.id,
             &aggregate_id,
             &event_type,
             &topic,
             &at,
-            &lsn,
-            &index,
-            &xid,
-            &bytes,
+            &self.commit_lsn,
+            &self.index,
+            &or_dash(self.xid),
+            &or_dash(self.bytes.map(human_bytes)),
             &last,
         ]);
     }
@@ -446,8 +429,9 @@ async fn polled(subject: Subject, why: &str) -> Result<Report> {
                     "no position is stored that tells which rows of {} are published",
                     facts.name
                 );
-                let remedy = Remedy::from("compare the table with the topics: ")
-                    .and(NextCommand::new("verify"));
+                let remedy = Remedy::from("`")
+                    .and(NextCommand::new("verify"))
+                    .and("` compares the table with the topics");
                 return Err(Error::new(Kind::PositionMismatch, cause).remedy(remedy));
             }
         };

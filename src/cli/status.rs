@@ -21,7 +21,7 @@ use crate::config::SinkKind;
 use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
-use crate::source::preflight::UNMADE;
+use crate::source::preflight::{UNMADE, make_slot, make_slot_again};
 use crate::telemetry::doing;
 use crate::telemetry::http::{RelayAnswer, ask_relay};
 use walrelay_core::clock::now_us;
@@ -34,6 +34,8 @@ use walrelay_core::printable::counted;
 const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.
 const NEEDS_RIGHT: &str = "(needs pg_monitor)";
+
+const NOT_KNOWN: &str = "not known";
 
 /// The problem of a slot that nobody reads.
 pub(super) const NO_RELAY: &str = "no relay streams from the slot";
@@ -214,11 +216,7 @@ impl Checked {
         report.sink = self.sink;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
             let cause = format!("slot {slot} does not exist, and no relay reads its table");
-            return Err(Error::new(Kind::SlotUnusable, cause).remedy(
-                Remedy::from(NextCommand::new("setup").option("slot", slot))
-                    .and(" creates the slot and its publication; if both exist: ")
-                    .and(NextCommand::new("run").option("slot", slot)),
-            ));
+            return Err(Error::new(Kind::SlotUnusable, cause).remedy(make_slot(slot)));
         }
         if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
             let waited = looks.look(Instant::now(), confirmed, end);
@@ -433,20 +431,17 @@ impl Report {
         if let Some(fix) = &self.asked.fix {
             return Err(error.remedy(fix.as_str()));
         }
-        let run = NextCommand::new("run").option("slot", &self.slot);
+        let slot = &self.slot;
         Err(match (self.wal.wal_status.as_deref(), self.relay.active) {
-            (Some("lost"), _) => error.remedy(
-                Remedy::from(
-                    "start a relay; it creates the slot again and publishes the pending \
-                              rows of the table: ",
-                )
-                .and(run),
+            (Some("lost"), _) => error.remedy(make_slot_again(slot)),
+            (_, false) => error.remedy(
+                Remedy::from("start a relay: `")
+                    .and(NextCommand::new("run").option("slot", slot))
+                    .and(
+                        "`; if one runs, its /readyz and its log name the reason why it does not \
+                         stream: it may wait for a topic that refuses records, or for the bus",
+                    ),
             ),
-            (_, false) => error.remedy(Remedy::from("start a relay: ").and(run).and(
-                "; if one runs, its /readyz and its log name the reason why it does not stream: it \
-                 may wait for a topic that \
-                 refuses records, or for the bus",
-            )),
             (_, true) => error.remedy("read the relay's log: the bus may be slow or unreachable"),
         })
     }
@@ -529,13 +524,16 @@ impl Report {
             None if self.kind.is_none() => "-".to_owned(),
             None => "no bound (max_slot_wal_keep_size)".to_owned(),
         };
+        let doctor = NextCommand::new("doctor").option("slot", slot);
         let rows = [
             (
                 "slot",
-                if self.kind.is_some() {
-                    slot.clone()
-                } else {
-                    format!("{slot}, which does not exist")
+                match &self.kind {
+                    Some(_) => slot.clone(),
+                    None => format!(
+                        "{slot}, which does not exist: the relay reads the table instead; \
+                         `{doctor}` says why"
+                    ),
                 },
             ),
             (
@@ -597,7 +595,7 @@ impl Report {
                 let events = counted(u64::try_from(events).unwrap_or_default(), "event");
                 let list = NextCommand::new("parked list").option("slot", &self.slot);
                 format!(
-                    "{events}, the oldest for {} ({list})",
+                    "{events}, the oldest for {} (`{list}`)",
                     doing::seconds(oldest)
                 )
             }
@@ -608,13 +606,10 @@ impl Report {
 
 impl Sessions {
     fn at_work(&self) -> String {
+        if let Some(pid) = self.table_reader_pid {
+            return format!("backend pid {pid} reads the table");
+        }
         match (self.active, self.pid) {
-            _ if self.table_reader_pid.is_some() => {
-                format!(
-                    "backend pid {} reads the table",
-                    or_dash(self.table_reader_pid)
-                )
-            }
             (true, Some(pid)) => {
                 let application = self.application.as_deref().unwrap_or("?");
                 let place = match self.client.as_deref() {
@@ -676,17 +671,16 @@ impl From<Result<RelayAnswer, String>> for Asked {
 
 impl Asked {
     fn intake(&self) -> String {
-        let detail = self
-            .intake_detail
-            .as_ref()
-            .map(|detail| format!(": {detail}"));
-        self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
+        with_detail(
+            self.intake.as_deref().unwrap_or(NOT_KNOWN),
+            self.intake_detail.as_ref(),
+        )
     }
 
     fn bus(&self) -> String {
         match self.bus.as_deref() {
             Some("blocked") => "blocked: it asks all its clients to wait; the log says why".into(),
-            bus => bus.unwrap_or("not known").to_owned(),
+            bus => bus.unwrap_or(NOT_KNOWN).to_owned(),
         }
     }
 
@@ -694,13 +688,9 @@ impl Asked {
         let said = match self.ready {
             Some(true) => "ready",
             Some(false) => "not ready",
-            None => "not known",
+            None => NOT_KNOWN,
         };
-        let detail = self
-            .ready_detail
-            .as_ref()
-            .map(|detail| format!(": {detail}"));
-        said.to_owned() + &detail.unwrap_or_default()
+        with_detail(said, self.ready_detail.as_ref())
     }
 }
 
@@ -768,6 +758,10 @@ impl Wal {
             .map(|reason| format!(" ({reason})"));
         or_dash(self.wal_status.as_deref()) + &invalid.unwrap_or_default()
     }
+}
+
+fn with_detail(said: &str, detail: Option<&String>) -> String {
+    detail.map_or(said.to_owned(), |detail| format!("{said}: {detail}"))
 }
 
 fn parsed_bytes(text: &str) -> Result<u64, String> {
@@ -1119,7 +1113,7 @@ mod tests {
         judged by   -
         intake      closed: sink.max_in_flight_bytes is reached
         bus         connected
-        parked      5 events, the oldest for 3 min (walrelay parked list --slot orders)
+        parked      5 events, the oldest for 3 min (`walrelay parked list --slot orders`)
         last heard  1.5 s ago
         confirmed   0/2000000
         current     0/2100000
@@ -1132,7 +1126,11 @@ mod tests {
         "#);
         let reader = json!({"table_reader_pid": 9, "active": false, "pid": null, "kind": null});
         for (changes, line) in [
-            (reader.clone(), "slot        orders, which does not exist\n"),
+            (
+                reader.clone(),
+                "slot        orders, which does not exist: the relay reads the table instead; \
+                 `walrelay doctor --slot orders` says why\n",
+            ),
             (reader, "relay       backend pid 9 reads the table\n"),
             (
                 json!({"stand_by_pids": [11, 12]}),

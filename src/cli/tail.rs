@@ -204,11 +204,10 @@ impl Filter {
 fn no_slot(slot: &SlotName, why: &str) -> Error {
     let cause =
         format!("a relay of slot {slot} reads the table, and no slot has its events: {why}");
-    let pending = NextCommand::new("pending").option("slot", slot);
     Error::new(Kind::SlotUnusable, cause).remedy(
-        Remedy::from(pending).and(
-            " counts the unpublished rows; with --follow, tail prints what commits from now on",
-        ),
+        Remedy::from("`")
+            .and(NextCommand::new("pending").option("slot", slot))
+            .and("` counts the unpublished rows; `tail --follow` prints what commits from now on"),
     )
 }
 

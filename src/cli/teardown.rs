@@ -117,8 +117,11 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
             true => " No relay will receive the unrelayed events from the slot.",
             false => "",
         };
-        let question = format!("Drop {doomed} at {}?{lost}", source.database.describe());
-        confirm(question, "nothing was dropped").await?;
+        confirm(
+            format!("Drop {doomed} at {}?{lost}", source.database.describe()),
+            "nothing was dropped",
+        )
+        .await?;
     }
     let ended = carry_out(&session, args.output, &mut plan.steps).await;
     print_report(args.output, &plan, "")?;
@@ -238,7 +241,7 @@ fn may_go(
             Kind::PostgresRefused,
             format!("publication {name} belongs to another role"),
         )
-        .remedy("run teardown as its owner, or keep it with --keep-publication"));
+        .remedy("run `teardown` as its owner, or keep it with --keep-publication"));
     }
     let wanted: Vec<_> = tables_of(outboxes).map(|(_, name)| name).collect();
     let is_wanted = |name: &String| {
@@ -304,9 +307,9 @@ async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot
             format!("slot {name} has unrelayed events"),
         )
         .remedy(
-            Remedy::from(NextCommand::new("pending").option("slot", name)).and(
-                " shows them; let the relay catch up and stop it; --force drops the slot anyway",
-            ),
+            Remedy::from("`")
+                .and(NextCommand::new("pending").option("slot", name))
+                .and("` shows them; let the relay catch up and stop it, or drop the slot with --force"),
         ));
     }
     read.map(|_| ()).map_err(|error| unread(source, &error))
@@ -321,8 +324,8 @@ fn unread(source: &SourceConfig, error: &Error) -> Error {
     let cause = format!("the unrelayed events of slot {slot} are not known: {error}");
     if error.kind() == Kind::PostgresRefused {
         return Error::new(error.kind(), cause).remedy(
-            "run teardown --keep-publication as a role with REPLICATION, then teardown again as \
-             the publication's owner",
+            "run `teardown --keep-publication` as a role with REPLICATION, then `teardown` again \
+             as the publication's owner",
         );
     }
     if error.kind() == Kind::PostgresUnreachable {
@@ -355,7 +358,7 @@ mod tests {
             (
                 Kind::PostgresRefused,
                 Kind::PostgresRefused,
-                "run teardown --keep-publication as a role with REPLICATION",
+                "run `teardown --keep-publication` as a role with REPLICATION",
             ),
             (
                 Kind::Publication,

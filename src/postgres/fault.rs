@@ -283,16 +283,19 @@ fn remedy_of_slot(act: While<'_>, sqlstate: &str, slot: &str) -> Option<Remedy> 
     let of_slot = |command| NextCommand::new(command).option("slot", slot);
     let another_slot = |why: Remedy| {
         why.and(of_slot("teardown").flag("force"))
-            .and(", ")
+            .and("`, `")
             .and(of_slot("setup"))
-            .and(", ")
+            .and("`, `")
             .and(of_slot("run"))
+            .and("`")
     };
     Some(match (sqlstate, act) {
-        ("42704", While::Starting(_)) => Remedy::from("create the slot: ").and(of_slot("setup")),
+        ("42704", While::Starting(_)) => {
+            Remedy::from("the slot was just dropped: ").and(of_slot("run"))
+        }
         ("42704", _) => another_slot(Remedy::from(
             "name the publication the slot was made for with --publication. If that was dropped, \
-             or made after the slot, the slot finds none however often it is created again: ",
+             or made after the slot, the slot finds none however often it is created again: `",
         ))
         .and(", which reads from the table what was not published"),
         ("55000" | "58P01", _) => {
@@ -310,7 +313,7 @@ fn remedy_of_slot(act: While<'_>, sqlstate: &str, slot: &str) -> Option<Remedy> 
         (internal, _) if internal.starts_with("XX") => another_slot(Remedy::from(format!(
             "nothing was skipped. Start the relay again. If the same error comes back, the server \
              cannot decode its WAL: see its minor version with {VERSION}, and upgrade it to the \
-             newest one. Or read from the table what was not published, with another slot: "
+             newest one. Or read from the table what was not published, with another slot: `"
         ))),
         _ => return None,
     })
@@ -392,7 +395,7 @@ mod tests {
         let missing_slot = server(While::Starting("orders"), "42704", "text");
         assert_eq!(
             missing_slot.what_to_do().as_deref(),
-            Some("create the slot: walrelay setup --slot orders")
+            Some("the slot was just dropped: walrelay run --slot orders")
         );
         let remedy = server(While::Streaming("orders"), "42704", "text")
             .what_to_do()

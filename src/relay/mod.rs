@@ -45,6 +45,7 @@ pub(crate) use self::shared_loop::RETRY_INTERVAL;
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;
+pub(crate) use self::table::waits;
 
 /// How often old rows are looked for. Twice as long after each failure: a clean-up that fails costs
 /// the server as much.

@@ -366,9 +366,9 @@ const NOTING_A_FAILURE: &str = "noting that it failed again";
 
 /// What to do about an event that cannot be read, where Postgres says no more.
 fn unreadable_remedy() -> Remedy {
-    Remedy::from("see it with ")
+    Remedy::from("see it with `")
         .and(NextCommand::new("parked list"))
-        .and("; its row of walrelay.parked was not written by walrelay, or is too large: ")
+        .and("`; its row of walrelay.parked was not written by walrelay, or is too large: ")
         .and(replay_instead())
 }
 

@@ -699,7 +699,8 @@ pub(crate) async fn start_from(
                 "{}: the relay makes the slot, and first reads rows of the table",
                 plan.cause
             );
-            let remedy = Some("nothing: the next `walrelay run` does that".to_owned());
+            let remedy =
+                Some("nothing: a relay that runs does that, else `walrelay run`".to_owned());
             Warning {
                 is_note: loaded.is_none(),
                 remedy,

@@ -330,22 +330,16 @@ impl Work<'_> {
         let cause = &plan.cause;
         let rows = description(&plan.rows);
         // The first one, or one behind a poller: nothing went wrong.
-        match (
-            self.reading.stored.position == Position::default(),
-            self.facts.slot.is_some(),
-        ) {
-            (true, false) => {
-                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the \
-                    slot")
-            }
-            (true, true) => {
-                tracing::info!(event = "slot_creation_started", %slot, cause, rows, "recreating \
-                    the slot")
-            }
-            (false, _) => {
-                tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "recreating \
-                    the slot")
-            }
+        let is_first = self.reading.stored.position == Position::default();
+        let making = if is_first && self.facts.slot.is_none() {
+            "making"
+        } else {
+            "recreating"
+        };
+        if is_first {
+            tracing::info!(event = "slot_creation_started", %slot, cause, rows, "{making} the slot");
+        } else {
+            tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "{making} the slot");
         }
         plan.notes
             .iter()
@@ -887,12 +881,15 @@ enum SlotCreation {
     Held(String),
 }
 
-struct Waits {
-    text: String,
+/// The open transactions that a new slot waits for.
+pub(crate) struct Waits {
+    /// All of them, for people.
+    pub(crate) text: String,
     oldest: OldTransaction,
 }
 
-async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
+/// What the session `pid`, which makes a slot, waits for.
+pub(crate) async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
     let act = While::Querying("asking what the slot waits for");
     let rows = observer
         .query_typed(WAITS, &[(&pid, Type::INT4)])
@@ -909,11 +906,10 @@ async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
         let pid = row.try_get::<_, i32>("pid").unwrap_or_default();
         let open_seconds = row.try_get::<_, Option<i64>>("age_seconds").ok().flatten();
         let is_prepared = !text("prepared").is_empty();
-        let application = Some(text("application"));
         oldest.get_or_insert(OldTransaction {
             pid: (!is_prepared).then_some(pid),
             open_seconds,
-            application,
+            application: Some(text("application")),
         });
         if is_prepared {
             return format!("prepared transactions {}", text("prepared"));

@@ -496,7 +496,7 @@ fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Fi
     let database = &server.database;
     let setup = NextCommand::new("setup").option("slot", slot);
     let Some(found) = &facts.slot else {
-        let fault = no_slot(facts, slot, publication, &setup);
+        let fault = no_slot(facts, slot, publication, setup);
         return vec![Finding::new("slot", slot, Err(fault))];
     };
     let judged = judge_slot(found, slot, database, &setup);
@@ -513,22 +513,37 @@ fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Fi
     findings
 }
 
-fn no_slot(facts: &Facts, slot: &SlotName, publication: &str, setup: &NextCommand) -> Error {
-    let cause = match facts.publication() {
-        Some(_) => format!("there is no replication slot {slot} on this server"),
-        // A relay makes its slot by itself, and no publication.
-        None => format!(
-            "there is neither replication slot {slot} on this server nor publication {publication} \
-             in database {}",
-            facts.server.database
-        ),
-    };
-    Error::new(Kind::SlotUnusable, cause)
-        .remedy(Remedy::from("check the name; `").and(setup.clone()).and(
-        "` makes slot and publication. A relay with a stored position then publishes the rows of \
-         the table that were \
-         not published; a first one publishes them if it is given --backlog all",
+fn no_slot(facts: &Facts, slot: &SlotName, publication: &str, setup: NextCommand) -> Error {
+    if facts.publication().is_some() {
+        let cause = format!("there is no replication slot {slot} on this server");
+        return Error::new(Kind::SlotUnusable, cause).remedy(make_slot(slot));
+    }
+    // A relay makes its slot by itself, and no publication.
+    let cause = format!(
+        "there is neither replication slot {slot} on this server nor publication {publication} in \
+         database {}",
+        facts.server.database
+    );
+    Error::new(Kind::SlotUnusable, cause).remedy(Remedy::from("check the name; `").and(setup).and(
+        "` makes both; a relay with a stored position then publishes what was not published, a \
+         first one with --backlog all",
     ))
+}
+
+/// What to do where there is no slot. The command that may leave events behind stands last.
+pub(crate) fn make_slot(slot: impl Display) -> Remedy {
+    Remedy::from("check the name; ")
+        .and(make_slot_again(&slot))
+        .and("; a first relay needs `")
+        .and(NextCommand::new("setup").option("slot", slot))
+        .and("`")
+}
+
+/// What to do where the slot is gone: true whatever is stored or configured.
+pub(crate) fn make_slot_again(slot: impl Display) -> Remedy {
+    Remedy::from("`")
+        .and(NextCommand::new("run").option("slot", slot))
+        .and("` makes the slot again and publishes what was not published, or says why not")
 }
 
 /// [`judge()`] for a relay that may be behind a change of the table: it can still relay rows with
@@ -693,11 +708,10 @@ fn lost(found: &Slot, reason: &str, slot: &SlotName, setup: &NextCommand) -> Err
         "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with \
          it the events in it"
     );
-    let remedy = Remedy::from("no setting brings it back. `")
-        .and(NextCommand::new("run").option("slot", slot))
+    let remedy = Remedy::from("no setting brings it back. ")
+        .and(make_slot_again(slot))
         .and(format!(
-            "` recreates it and reads from the table what was not published; where nothing was \
-             relayed yet, select pg_drop_replication_slot('{slot}'), then `"
+            "; where nothing was relayed yet, select pg_drop_replication_slot('{slot}'), then `"
         ))
         .and(setup.clone())
         .and(
@@ -724,16 +738,16 @@ fn no_publication(
         Some(_) => Remedy::from(format!(
             "if it goes by another name, name it with --publication. If it was dropped, slot \
              {slot} finds none in what it \
-             keeps, however often one is created again: "
+             keeps, however often one is created again: `"
         ))
         .and(
             NextCommand::new("teardown")
                 .option("slot", slot)
                 .flag("force"),
         )
-        .and(", then ")
+        .and("`, then `")
         .and(setup)
-        .and(", then start again: what was not published is read from the table"),
+        .and("`, then start again: what was not published is read from the table"),
     };
     Error::new(Kind::Publication, cause).remedy(remedy)
 }

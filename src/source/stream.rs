@@ -651,10 +651,10 @@ pub(crate) fn judge_notice(notice: &Notice, source: &SourceConfig) -> Result<()>
             Remedy::from(
                 "the rows are in the outbox table and not in the stream; create the publication, \
                  then drop and create the \
-                 slot (",
+                 slot (`",
             )
             .and(NextCommand::new("setup").option("slot", slot))
-            .and("), and publish the rows written in between again"),
+            .and("`), and publish the rows written in between again"),
         ));
     }
     tracing::warn!(event = "notice_received", sqlstate = ?notice.sqlstate,

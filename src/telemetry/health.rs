@@ -142,10 +142,10 @@ pub(crate) fn stalled_fix(bus: Bus, in_flight_events: i64) -> Remedy {
 pub(crate) fn wal_not_sent_fix() -> Remedy {
     Remedy::from(
         "a standby that synchronized_standby_slots names may be away, for which Postgres holds \
-         events back: see it with ",
+         events back: see it with `",
     )
     .and(NextCommand::new("doctor"))
-    .and("; or the server decodes a large transaction: select * from pg_stat_replication_slots")
+    .and("`; or the server decodes a large transaction: select * from pg_stat_replication_slots")
 }
 
 /// The remedy for [`NotReady::OverBudget`].

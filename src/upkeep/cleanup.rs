@@ -668,9 +668,11 @@ fn from_before(table: &TableName) -> Error {
          transaction that inserted a row"
     );
     Error::new(Kind::PositionMismatch, cause).remedy(
-        Remedy::from("add one, for the rows that come: ")
+        Remedy::from("add one, for the rows that come: `")
             .and(NextCommand::new("setup").flag("add-xid-column"))
-            .and("; or set outbox.pending, if a column of the table says which rows are published"),
+            .and(
+                "`; or set outbox.pending, if a column of the table says which rows are published",
+            ),
     )
 }
 

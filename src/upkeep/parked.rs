@@ -566,14 +566,14 @@ fn passes_none(count: i64, slot: &SlotName) -> Result<()> {
     Err(Error::new(Kind::Config, cause).remedy(
         Remedy::from(
             "start with on_error = \"park\", as all relays of a slot are to be, until \
-                      nothing waits: ",
+                      nothing waits: `",
         )
         .and(NextCommand::new("parked list"))
-        .and(" shows it, ")
+        .and("` shows it, `")
         .and(NextCommand::new("parked retry"))
-        .and(" sends it, and ")
+        .and("` sends it, and `")
         .and(NextCommand::new("parked drop"))
-        .and(" gives it up"),
+        .and("` gives it up"),
     ))
 }
 
@@ -603,10 +603,10 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     let of = quote_literal(slot.as_str())?;
     let was = quote_literal(first)?;
     Err(Error::new(Kind::Config, cause).remedy(
-        Remedy::from("configure it again until nothing of it waits; or give its events up: ")
+        Remedy::from("configure it again until nothing of it waits; or give its events up: `")
             .and(NextCommand::new("parked drop").option("outbox", &was))
             .and(format!(
-                "; or, where it has another name by now: update walrelay.parked set outbox = 'the \
+                "`; or, where it has another name by now: update walrelay.parked set outbox = 'the \
                  new name' where slot = {of} \
                  and outbox = {was}"
             )),
@@ -638,11 +638,11 @@ fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Resul
         );
         return Err(Error::new(Kind::Config, cause).remedy(
             Remedy::from(format!(
-                "start with {key} = {} until nothing of it waits, which ",
+                "start with {key} = {} until nothing of it waits, which `",
                 said(was)
             ))
             .and(NextCommand::new("parked list"))
-            .and(" shows; or give the events up: ")
+            .and("` shows; or give the events up: ")
             .and(NextCommand::new("parked drop").option("outbox", quote_literal(&name)?)),
         ));
     }

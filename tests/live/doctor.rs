@@ -207,7 +207,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         "slot",
         "warning",
         "is lost",
-        &format!("--slot {}` recreates it", world.name),
+        &format!("--slot {}` makes the slot again", world.name),
     );
     checks.has("position", "warning", "is lost", "");
     let checks = Checks::of(&doctor.clone().option("--on-slot-loss", "stop"));
@@ -616,7 +616,7 @@ fn run_and_doctor_end_alike_where_slot_and_publication_are_gone_and_a_position_i
         "slot",
         "wrong",
         "neither replication slot",
-        "A relay with a stored position then publishes the rows",
+        "` makes both; a relay with a stored position then publishes",
     );
     let mut relay = world.run().start();
     assert_eq!(

@@ -206,7 +206,7 @@ fn pending_events_are_counted_and_printed_and_a_later_relay_delivers_them() {
         let (error, fix) = last_words(&told);
         assert!(error.contains("is in use"), "{error}");
         assert!(
-            fix.contains("walrelay status") && fix.contains("--follow"),
+            fix.contains("`walrelay status ") && fix.contains("; `walrelay tail "),
             "{fix}"
         );
     }
@@ -405,6 +405,25 @@ fn unpublished_rows_of_a_polled_table_are_counted_or_refused() {
 }
 
 /// P7.
+#[test]
+fn a_tail_names_the_transactions_that_it_waits_for() {
+    let world = World::new();
+    let writer = world.sql();
+    writer.run("begin; select txid_current()");
+    let pid = writer.number("select pg_backend_pid()");
+    let mut tail = world.command("tail").flag("--follow").start();
+    let waits = format!("begin once these transactions have ended: pid {pid} (");
+    eventually(
+        "it names the transaction",
+        ARRIVAL,
+        || tail.log(),
+        |log| log.contains(&waits),
+    );
+    writer.run("rollback");
+    wait_following(&world.sql());
+    assert_eq!(tail.terminate(EXIT), Some(0), "{}", tail.log());
+}
+
 #[test]
 fn a_tail_does_not_delay_a_fast_shutdown_of_postgres() {
     let postgres = Postgres::private(17, &[]);

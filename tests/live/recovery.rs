@@ -367,7 +367,7 @@ fn a_slot_without_a_confirmed_lsn_is_replaced_as_a_lost_one() {
         "slot",
         "warning",
         "is lost (it has no confirmed LSN)",
-        "recreates it",
+        "makes the slot again",
     );
     let mut relay = world.run().start();
     streaming(&world, &mut relay);
@@ -390,6 +390,9 @@ fn a_second_poller_takes_over_from_a_killed_one() {
         status.contains("\"kind\":null") && !status.contains("\"table_reader_pid\":null"),
         "{status}"
     );
+    let status = world.command("status").succeed();
+    let why = "which does not exist: the relay reads the table instead; `walrelay doctor ";
+    assert!(status.contains(why), "{status}");
     let mut other = poller();
     let writers = world.workload(&Plan {
         writers: 4,

@@ -1,6 +1,7 @@
 //! P9: what an error says to do, done: the commands in it are run as they stand, and then there is
 //! no error.
 
+use super::doctor::Checks;
 use super::upkeep::database;
 use crate::support::relay::{Relay, RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres};
@@ -122,6 +123,45 @@ fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
     assert!(error.contains("public.outbox_t is a partition"), "{error}");
     sql.run(statements(&remedy));
     assert_eq!(started("public.outbox_t"), 2);
+}
+
+#[test]
+fn all_commands_say_the_same_of_a_slot_that_was_dropped_and_it_loses_nothing() {
+    let (world, sql, mut relay) = relaying();
+    assert_eq!(relay.terminate(ARRIVAL), Some(0));
+    world.drop_slot();
+    world.emit(&sql, "a");
+    let with_brokers = |name| world.command(name).option("--brokers", &world.brokers);
+    let checks = Checks::of(&with_brokers("doctor"));
+    let said = [
+        refused(&world.command("status"), 14).1,
+        refused(&with_brokers("pending"), 14).1,
+        checks.has("slot", "warning", "there is no replication slot", ""),
+    ];
+    for remedy in said {
+        let of = |command: &str, to: &str| {
+            let (from, rest) = remedy.split_at(remedy.find(command).expect("the command"));
+            let (flags, rest) = rest.split_once('`').expect("the end of the command");
+            assert!(
+                flags.contains(&world.name) && rest.starts_with(to),
+                "{remedy}"
+            );
+            from.to_owned()
+        };
+        let again = " makes the slot again and publishes what was not published, or says why not; \
+                     a first relay needs `walrelay setup ";
+        let before = of("walrelay run ", again);
+        assert!(before.ends_with("check the name; `"), "{remedy}");
+        of("walrelay setup ", "");
+    }
+    checks.has(
+        "position",
+        "warning",
+        "the relay makes the slot",
+        "a relay that runs does that, else `walrelay run`",
+    );
+    let _relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
 }
 
 #[test]

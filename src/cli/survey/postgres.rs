@@ -179,9 +179,7 @@ async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
         if of.pending.is_some() || of.order_by.is_some() || of.time.is_some() {
             table_facts(session.client(), outbox).await?;
         }
-    }
-    for (outbox, _) in tables_of(&config.outboxes) {
-        if outbox.upkeep.failed.is_some() {
+        if of.failed.is_some() {
             check_counts(session, outbox).await?;
         }
     }
@@ -262,20 +260,7 @@ fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
         if let ("slot", Err(error)) = (finding.check, &finding.found)
             && makes_slot(config, facts)
         {
-            let run = NextCommand::new("run").option("slot", &source.slot);
-            let makes = Remedy::from("check the name; `")
-                .and(run)
-                .and("` makes the slot");
-            let error = error.clone();
-            survey.risk(
-                "slot",
-                finding.subject,
-                &if facts.slot.is_some() {
-                    error
-                } else {
-                    error.remedy(makes)
-                },
-            );
+            survey.risk("slot", &finding.subject, error);
             continue;
         }
         let fits = match finding.check {
@@ -355,15 +340,13 @@ async fn copies(survey: &mut Survey, config: &Config, facts: &Facts, asked: Aske
             }
             Ok((false, _)) => {}
             Ok((true, copy)) => {
-                let warnings: Vec<_> = copy_fault(copy.as_ref(), slot).into_iter().collect();
-                let fits = "the copy of the slot survives a promotion";
                 survey.finding(
                     Finding {
                         check: CHECK,
                         subject,
-                        found: Ok(warnings),
+                        found: Ok(copy_fault(copy.as_ref(), slot).into_iter().collect()),
                     },
-                    fits,
+                    "the copy of the slot survives a promotion",
                 );
             }
         }
@@ -378,9 +361,7 @@ fn described_slot(slot: &Slot, facts: &Facts) -> (String, u64) {
     let safe = slot
         .safe_wal_size
         .and_then(|bytes| u64::try_from(bytes).ok())
-        .map(human_bytes);
-    let safe = safe
-        .map(|bytes| format!(", {bytes} more are safe"))
+        .map(|bytes| format!(", {} more are safe", human_bytes(bytes)))
         .unwrap_or_default();
     let active = slot.active_pid.map_or(NO_RELAY.to_owned(), |pid| {
         format!("active (backend pid {pid})")
@@ -407,17 +388,16 @@ async fn recovery(
         Ok(facts) => facts,
         Err(error) => return survey.wrong(CHECK, &outbox.source, &error),
     };
-    let restored = match session.run("bounding the search", LIMIT).await {
-        Ok(()) => restored_rows(session, &facts).await,
-        Err(error) => Err(error),
+    let restored = async {
+        session.run("bounding the search", LIMIT).await?;
+        restored_rows(session, &facts).await
     };
-    match restored {
+    match restored.await {
         Ok(None) => {}
         Ok(Some(RestoredRows { cause, fix })) => {
-            let pending = NextCommand::new("pending").option("slot", &config.source.slot);
-            let fix = Remedy::from("once ")
-                .and(pending)
-                .and(" counts no event: ")
+            let fix = Remedy::from("once `")
+                .and(NextCommand::new("pending").option("slot", &config.source.slot))
+                .and("` counts no event: ")
                 .and(fix);
             survey.warning(CHECK, &outbox.source, cause, Some(fix));
         }
@@ -503,8 +483,7 @@ async fn rows(
         }
     }
     if let Some(number) = large_object(session, sampled, &values).await {
-        let risk = numbers_for_content(sampled, &number);
-        survey.risk(CHECK, &subject, &risk);
+        survey.risk(CHECK, &subject, &numbers_for_content(sampled, &number));
     }
     let fits = match values.len() as u64 {
         0 => "no row is there that could tell topics and sizes of records".to_owned(),

@@ -86,10 +86,11 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let topics = checks(config.sink.kind).reader(&config)?.ok_or_else(|| {
         let name = config.sink.kind.bus().name;
         let cause = format!("nothing is read back from {name}, so that nothing can be compared");
-        let remedy = Remedy::from("see how far a running relay is with ")
+        let remedy = Remedy::from("see how far a running relay is with `")
             .and(NextCommand::new("status"))
-            .and(", and while none runs, what is not delivered, with ")
-            .and(NextCommand::new("pending"));
+            .and("`, and while none runs, what is not delivered, with `")
+            .and(NextCommand::new("pending"))
+            .and("`");
         Error::new(Kind::Config, cause).remedy(remedy)
     })?;
     let session = SqlSession::connect(&source.database, "walrelay verify").await?;
@@ -324,9 +325,11 @@ impl Report {
             (
                 self.total.missing,
                 "missing",
-                Remedy::from("check the lag of the relay with ")
+                Remedy::from("rows that wait for a relay count as missing, and are not lost: `")
+                    .and(NextCommand::new("pending"))
+                    .and("` counts them while none runs, `")
                     .and(NextCommand::new("status"))
-                    .and(", and the retention of the topics"),
+                    .and("` shows the lag; check the retention of the topics, too"),
             ),
             (
                 self.findings.unroutable,
@@ -521,7 +524,7 @@ mod tests {
                     ..Counts::default()
                 },
                 0,
-                "check the lag of the relay",
+                "rows that wait for a relay count as missing, and are not lost: `walrelay pending`",
             ),
             (
                 Counts {

@@ -40,9 +40,9 @@ pub(super) struct RetryProducer<'a> {
 
 /// What to do about an event that cannot be made again of what was kept of it.
 pub(super) fn replay_instead() -> Remedy {
-    Remedy::from("drop it with ")
+    Remedy::from("drop it with `")
         .and(NextCommand::new("parked drop"))
-        .and(", and publish its row with ")
+        .and("`, and publish its row: ")
         .and(NextCommand::new("replay").flag("id"))
 }
 

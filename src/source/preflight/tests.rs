@@ -167,7 +167,9 @@ fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
         (
             |it| it.slot = None,
             "there is no replication slot orders",
-            SETUP,
+            "check the name; `walrelay run --slot orders` makes the slot again and publishes what \
+             was not published, or says why not; a first relay needs `walrelay setup --slot \
+             orders`",
         ),
         (
             |it| (it.slot, catalog(it).publication) = (None, None),
@@ -203,12 +205,12 @@ fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
         (
             |it| slot(it).confirmed_flush_lsn = None,
             "is lost (it has no confirmed LSN)",
-            "recreates it",
+            "makes the slot again",
         ),
         (
             |it| slot(it).wal_status = some("lost"),
             removed,
-            "recreates it",
+            "makes the slot again",
         ),
         (
             |it| slot(it).invalidation_reason = some("idle_timeout"),
@@ -249,7 +251,7 @@ fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
         (
             retained,
             MISSING,
-            "walrelay teardown --slot orders --force, then walrelay setup --slot orders, then \
+            "`walrelay teardown --slot orders --force`, then `walrelay setup --slot orders`, then \
              start",
         ),
         (

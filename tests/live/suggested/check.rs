@@ -47,10 +47,10 @@ fn config_check_accepts_an_empty_table_before_setup() {
     assert!(said.contains("not used     type\n"), "{said}");
     // The command can be pasted.
     let slot = &seen.world.name;
-    let creates = format!(" --slot {slot} creates it");
+    let creates = format!(" --slot {slot}` creates it");
     let found = said.lines().find(|line| line.ends_with(&creates)).unwrap();
     assert!(
-        found.contains("is not there yet: walrelay setup --config /"),
+        found.contains("is not there yet: `walrelay setup --config /"),
         "{found}"
     );
     // A check of doctor, with what mends it.
