@@ -714,7 +714,7 @@ mod tests {
                 let start = promoted(&stored, switch, &SlotIs::Missing, why).unwrap();
                 let notes = match start.task {
                     TableTask::MakeSlot(plan) => plan.notes,
-                    _ => start.notes,
+                    TableTask::GoOn | TableTask::Again(_) | TableTask::Poll(_) => start.notes,
                 };
                 let told = notes
                     .iter()

@@ -18,6 +18,7 @@ use crate::config::{Mode, SinkKind};
 use crate::conninfo::ConnInfo;
 use crate::postgres::fault;
 use crate::postgres::sql::SqlSession;
+use crate::relay::waits;
 use crate::source::row_key;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::config::unit::exact_duration;
@@ -205,7 +206,6 @@ async fn carry_out(
     Ok(())
 }
 
-const WAITS: &str = include_str!("../../../sql/waits.sql");
 /// The time between two messages about a slot that waits.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
@@ -272,36 +272,36 @@ async fn create_slot(
         tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
     let creating = session.client().batch_execute(&step.sql);
     tokio::pin!(creating);
-    let mut waits = String::new();
+    let mut whom = String::new();
     loop {
         tokio::select! {
             created = &mut creating => return match created {
                 Ok(()) => Ok(()),
                 // An administrator's `pg_cancel_backend` gives the same code.
                 Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
-                    Err(too_late(step, timeout, &waits).into())
+                    Err(too_late(step, timeout, &whom).into())
                 }
                 Err(error) => Err(fault::query(&step.doing, &error).into()),
             },
-            () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
+            () = &mut deadline => return Err(too_late(step, timeout, &whom).into()),
             _ = report.tick() => {
-                let now = blockers(&observer, pid).await?;
+                let now = waits(observer.client(), pid).await?.text;
                 if now.is_empty() {
                     note("waiting");
                 } else {
                     // Kept while Postgres cancels: the error names them.
-                    waits = format!(" for {now}");
-                    note(format_args!("waiting{waits}"));
+                    whom = format!(" for {now}");
+                    note(format_args!("waiting{whom}"));
                 }
             }
         }
     }
 }
 
-/// The error of a step that took too long; `waits` says for whom it waited, or is empty.
-fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
+/// The error of a step that took too long; `whom` begins with a blank, or is empty.
+fn too_late(step: &Step, timeout: Duration, whom: &str) -> Error {
     let cause = format!(
-        "gave up {} after {}, waiting{waits}",
+        "gave up {} after {}, waiting{whom}",
         step.doing,
         exact_duration(timeout)
     );
@@ -310,34 +310,6 @@ fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
          prepared 'NAME';), \
          or wait longer with --timeout; then run setup again",
     )
-}
-
-/// The transactions that the backend `pid` waits for, without their queries: a query may contain
-/// data.
-async fn blockers(observer: &SqlSession, pid: i32) -> Result<String> {
-    let rows = observer
-        .rows("asking what the slot waits for", WAITS, &[&pid])
-        .await?;
-    let blockers = rows.iter().map(|row| {
-        let blocker: i32 = column(row, "pid")?;
-        if blocker == 0 {
-            let names: Option<String> = column(row, "prepared")?;
-            return Ok(format!(
-                "a prepared transaction ({})",
-                names.as_deref().unwrap_or("of another database")
-            ));
-        }
-        let role: String = column(row, "role")?;
-        let application: String = column(row, "application")?;
-        let age: Option<i64> = column(row, "age_seconds")?;
-        let age = age
-            .map(|seconds| format!(", in its transaction for {seconds} s"))
-            .unwrap_or_default();
-        Ok(format!(
-            "pid {blocker} (role {role:?}, application {application:?}{age})"
-        ))
-    });
-    Ok(blockers.collect::<Result<Vec<_>>>()?.join(", "))
 }
 
 #[cfg(test)]
