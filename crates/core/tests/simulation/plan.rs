@@ -157,9 +157,9 @@ impl Mode {
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
     /// took over, and no slot serves next, the table gives delivered events again behind later
     /// ones of their aggregate that are parked. Not simulated: marks and parked events that a
-    /// promoted standby lacks; what a record of a topic says of its timeline.
+    /// promoted standby lacks.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
-        let faults = match self.on_error == OnError::Park || self.reads_tails {
+        let faults = match self.on_error == OnError::Park {
             true => &faults.without(Fault::Failover),
             false => faults,
         };
@@ -324,6 +324,8 @@ pub(super) enum Path {
     PromotedBehind,
     PromotedWithoutSlot,
     StoreWentBack,
+    /// The topic has an event as one of two timelines.
+    OnTwoTimelines,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

@@ -152,6 +152,7 @@ impl World {
             let mut events = transaction.events.iter();
             events.any(|(_, version)| is_id_shared(*version))
         };
+        reached.count(Path::OnTwoTimelines, broker.on_two_timelines());
         let log = &self.server.log;
         reached.count(Path::SharedId, log.iter().filter(is_shared).count() as u64);
         let renamed = log.iter().filter(|it| it.has_renamed_rows());
@@ -204,7 +205,7 @@ impl World {
             .lock()
             .unwrap()
             .visible()
-            .map(<[Logged]>::len)
+            .map(<[_]>::len)
             .sum::<usize>();
         let output = (what, told.stored.end_lsn.as_u64(), told.confirmed.as_u64());
         (output, told.in_flight, visible).hash(&mut self.trace);
