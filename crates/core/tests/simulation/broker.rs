@@ -194,6 +194,21 @@ fn logged(record: &Record<'_>) -> Logged {
     (text(record.key).parse().unwrap(), version)
 }
 
+/// The record of a retry: the place of its event, on the timeline of now.
+fn retried(record: &OwnedRecord, timeline: u32) -> Arc<OwnedRecord> {
+    let mut record = record.clone();
+    for (name, value) in &mut record.headers {
+        if let Some(place) = value.as_mut().filter(|_| name == "position") {
+            let text = std::str::from_utf8(place).unwrap();
+            let mut parts: Vec<_> = text.split(':').collect();
+            let timeline = timeline.to_string();
+            parts[1] = &timeline;
+            *place = parts.join(":").into_bytes();
+        }
+    }
+    Arc::new(record)
+}
+
 fn unfit() -> Error {
     Error::new(Kind::Record, "the model refuses it until it is mended")
 }
@@ -437,11 +452,11 @@ impl Broker {
     }
 
     /// A producer of retries sent these.
-    pub(super) fn took(&mut self, events: &[Logged]) {
+    pub(super) fn took(&mut self, events: &[Logged], timeline: u32) {
         for event in events {
             self.log[usize::from(event.0) % PARTITIONS].push(Landed {
                 event: *event,
-                record: self.offered.get(event).cloned(),
+                record: self.offered.get(event).map(|it| retried(it, timeline)),
             });
         }
     }

@@ -347,6 +347,26 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
     }
 }
 
+#[test]
+fn parked_events_of_a_promoted_standby_keep_the_order_of_each_key() {
+    let paths = [
+        Path::Parked,
+        Path::Retried,
+        Path::Dropped,
+        Path::Promoted,
+        Path::StoreWentBack,
+        Path::MarksWentBack,
+    ];
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let plan = |seed: u64| {
+            let relays = 1 + usize::from(seed.is_multiple_of(2));
+            let mode = Mode::new(bus, OnError::Park).with_relays(relays);
+            (mode, Faults::some(seed).with(Fault::Failover))
+        };
+        explore_reaching("parked events, failovers", plan, &paths);
+    }
+}
+
 /// What two relays meet.
 const TWO_RELAYS: [Path; 4] = [
     Path::TookOver,
