@@ -737,7 +737,7 @@ impl RetryRun<'_> {
         events: &[ParkedRow],
     ) -> Result<(), Trouble> {
         let entry = |held: &ParkedRow| (held.id, ParkedRef::of(&held.event));
-        if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
+        if events.len() > 1 && self.marker.settle(&Batch::delivered(events)).await.is_ok() {
             self.summary.sent += self.release(
                 events.iter().map(entry),
                 &self.shared.metrics.unparked_events,
@@ -748,7 +748,7 @@ impl RetryRun<'_> {
             head.id = held.id;
             let settled = self
                 .marker
-                .settle(&self.delivered(std::slice::from_ref(held)))
+                .settle(&Batch::delivered(std::slice::from_ref(held)))
                 .await;
             settled.map_err(|error| {
                 Trouble::of("noting that it was delivered", &held.event.row, error)
@@ -756,25 +756,6 @@ impl RetryRun<'_> {
             self.summary.sent += self.release([entry(held)], &self.shared.metrics.unparked_events);
         }
         Ok(())
-    }
-
-    fn delivered(&self, events: &[ParkedRow]) -> Batch {
-        let outboxes = &self.shared.config.outboxes;
-        let writes = |row: &&RowId| {
-            outboxes
-                .get(row.outbox)
-                .is_some_and(|outbox| outbox.upkeep.writes())
-        };
-        Batch {
-            acked: events
-                .iter()
-                .map(|held| &held.event.row)
-                .filter(writes)
-                .cloned()
-                .collect(),
-            unparked: events.iter().map(|held| held.id).collect(),
-            ..Batch::default()
-        }
     }
 
     /// After the end of the session, reports are dropped.

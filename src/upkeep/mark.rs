@@ -606,7 +606,7 @@ impl Marker {
 
     async fn transaction(&self, parts: &[Part<'_>], batch: &Batch) -> Result<u64, QueryError> {
         let client = self.session.client();
-        let begin = match batch.on_standbys {
+        let begin = match batch.on_standbys() {
             true => "begin isolation level read committed; set local synchronous_commit = on",
             false => "begin isolation level read committed",
         };

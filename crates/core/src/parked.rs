@@ -278,9 +278,8 @@ pub struct Batch {
     pub parked: Vec<Arc<ParkedEvent>>,
     /// Parked events whose rows are marked.
     pub waiting: Vec<Arc<ParkedEvent>>,
-    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that
-    /// it has no slot for.
-    pub on_standbys: bool,
+    /// Whether the relay itself may be a synchronous standby.
+    pub is_synchronous: bool,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
     /// Ids of events that are no longer parked.
@@ -291,6 +290,23 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// The retries of these events delivered them.
+    pub fn delivered(events: &[ParkedRow]) -> Batch {
+        Batch {
+            acked: events.iter().map(|held| held.event.row.clone()).collect(),
+            unparked: events.iter().map(|held| held.id).collect(),
+            ..Batch::default()
+        }
+    }
+
+    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that
+    /// it has no slot for, and none that was delivered or dropped. It would be sent again behind
+    /// later ones.
+    pub fn on_standbys(&self) -> bool {
+        let moves = self.parked.len() + self.unparked.len();
+        moves > 0 && !self.is_synchronous
+    }
+
     /// Whether rows of the outbox are written to.
     pub fn marks_rows(&self) -> bool {
         !(self.acked.is_empty() && self.failed.is_empty() && self.waiting.is_empty())
@@ -300,6 +316,25 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commits_that_park_events_or_end_that_wait_for_standbys() {
+        let marks = Batch {
+            acked: vec![RowId::new(0, std::iter::once(b"7".as_slice()))],
+            ..Batch::default()
+        };
+        assert!(!marks.on_standbys());
+        let unparks = Batch {
+            unparked: vec![1],
+            ..marks
+        };
+        assert!(unparks.on_standbys(), "a promoted one would send it again");
+        let of_standby = Batch {
+            is_synchronous: true,
+            ..unparks
+        };
+        assert!(!of_standby.on_standbys(), "it would wait for itself");
+    }
 
     #[test]
     fn long_names_are_short_in_memory_and_remain_different() {

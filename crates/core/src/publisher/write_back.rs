@@ -173,7 +173,7 @@ impl WriteBacks {
         }
         batch.xids.dedup();
         // The relay may be such a standby, and would wait for itself.
-        batch.on_standbys = !self.is_synchronous && !batch.parked.is_empty();
+        batch.is_synchronous = self.is_synchronous;
         Some(batch)
     }
 
@@ -452,7 +452,7 @@ mod tests {
             (batch.acked.len(), batch.parked.len(), batch.waiting.len()),
             (1, 1, 1)
         );
-        assert!(batch.on_standbys && batch.xids == [7]);
+        assert!(batch.on_standbys() && batch.xids == [7]);
         assert_eq!(
             (dues.finish(), dues.is_empty(), dues.parked_bytes),
             ([1, 0, 1], true, 0)
@@ -474,7 +474,7 @@ mod tests {
             (1, 0, 0)
         );
         assert!(
-            batch.xids.is_empty() && !batch.on_standbys,
+            batch.xids.is_empty() && !batch.on_standbys(),
             "it would wait for its own confirmation"
         );
         // A batch that failed is the same again.

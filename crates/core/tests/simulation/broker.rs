@@ -27,10 +27,30 @@ pub(super) const LETTERS: &str = "dead";
 /// One event as it stands in the log: aggregate and version.
 pub(super) type Logged = (u8, u64);
 
+/// A record in the log.
+#[derive(Debug, Clone)]
+pub(super) struct Landed {
+    pub(super) event: Logged,
+    /// As it was sent; none of an event that was parked before it was offered.
+    record: Option<Arc<OwnedRecord>>,
+}
+
+impl Landed {
+    /// What its record says.
+    fn timeline(&self) -> Option<&str> {
+        let headers = &self.record.as_ref()?.headers;
+        let (_, place) = headers.iter().find(|(name, _)| name == "position")?;
+        std::str::from_utf8(place.as_deref()?)
+            .unwrap()
+            .split(':')
+            .nth(1)
+    }
+}
+
 /// The topic's log, and the queue of the producer of the relay that acts.
 #[derive(Debug, Default)]
 pub(super) struct Broker {
-    log: [Vec<Logged>; PARTITIONS],
+    log: [Vec<Landed>; PARTITIONS],
     /// The producer of the relay that acts, and those of the others.
     pub(super) own: Client,
     others: Vec<Client>,
@@ -48,8 +68,8 @@ pub(super) struct Broker {
     pub(super) refused_alone: u64,
     /// Times that nothing was taken, because the broker is down.
     pub(super) held_up: u64,
-    /// What was offered for each event.
-    offered: HashMap<Logged, OwnedRecord>,
+    /// What was offered last for each event.
+    offered: HashMap<Logged, Arc<OwnedRecord>>,
     /// Events that are refused until somebody mends the cause.
     pub(super) unfit: BTreeSet<Logged>,
     /// Events whose rows have no topic until somebody mends that.
@@ -102,19 +122,21 @@ struct Arriving {
 }
 
 /// A record on its way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Queued {
     ticket: Ticket,
     event: Logged,
     is_letter: bool,
+    record: Arc<OwnedRecord>,
 }
 
 impl Queued {
-    fn of(record: &Record<'_>, ticket: Ticket) -> Queued {
+    fn of(record: Arc<OwnedRecord>, ticket: Ticket) -> Queued {
         Queued {
             ticket,
-            event: logged(record),
+            event: record.with_record(logged),
             is_letter: record.topic == LETTERS,
+            record,
         }
     }
 }
@@ -170,6 +192,21 @@ fn logged(record: &Record<'_>) -> Logged {
         row["payload"].as_str().unwrap().parse().unwrap()
     });
     (text(record.key).parse().unwrap(), version)
+}
+
+/// The record of a retry: the place of its event, on the timeline of now.
+fn retried(record: &OwnedRecord, timeline: u32) -> Arc<OwnedRecord> {
+    let mut record = record.clone();
+    for (name, value) in &mut record.headers {
+        if let Some(place) = value.as_mut().filter(|_| name == "position") {
+            let text = std::str::from_utf8(place).unwrap();
+            let mut parts: Vec<_> = text.split(':').collect();
+            let timeline = timeline.to_string();
+            parts[1] = &timeline;
+            *place = parts.join(":").into_bytes();
+        }
+    }
+    Arc::new(record)
 }
 
 fn unfit() -> Error {
@@ -290,8 +327,8 @@ impl Broker {
     /// Aggregates of which a record came late.
     pub(super) fn that_came_late(&self) -> BTreeSet<u8> {
         let late = self.late.iter();
-        let event = late.map(|(partition, at)| self.log[*partition][*at]);
-        event.map(|(aggregate, _)| aggregate).collect()
+        let landed = late.map(|(partition, at)| &self.log[*partition][*at]);
+        landed.map(|it| it.event.0).collect()
     }
 
     /// Nobody knows whether it was taken.
@@ -308,18 +345,17 @@ impl Broker {
     }
 
     fn append(&mut self, attempt: &Attempt) {
-        let ticket = Ticket(0);
-        let queued = attempt
-            .record
-            .with_record(|record| Queued::of(record, ticket));
-        self.land(queued);
+        self.land(Queued::of(Arc::clone(&attempt.record), Ticket(0)));
     }
 
     /// A record is in the log from now on.
     fn land(
         &mut self,
         Queued {
-            event, is_letter, ..
+            event,
+            is_letter,
+            record,
+            ..
         }: Queued,
     ) {
         if is_letter {
@@ -329,7 +365,10 @@ impl Broker {
         if self.own.is_stale {
             self.late.insert((partition, self.log[partition].len()));
         }
-        self.log[partition].push(event);
+        self.log[partition].push(Landed {
+            event,
+            record: Some(record),
+        });
     }
 
     pub(super) fn is_transactional(&self) -> bool {
@@ -374,7 +413,7 @@ impl Broker {
     }
 
     /// What readers see of each partition.
-    pub(super) fn visible(&self) -> impl Iterator<Item = &[Logged]> {
+    pub(super) fn visible(&self) -> impl Iterator<Item = &[Landed]> {
         let lengths = self
             .committed
             .unwrap_or_else(|| self.log.each_ref().map(Vec::len));
@@ -384,6 +423,15 @@ impl Broker {
             .map(|(log, length)| &log[..length])
     }
 
+    /// Events that the log has as those of two timelines.
+    pub(super) fn on_two_timelines(&self) -> u64 {
+        let landed = self.log.iter().flatten();
+        let told = landed.filter_map(|it| Some((it.event, it.timeline()?)));
+        let told: BTreeSet<_> = told.collect();
+        let events: BTreeSet<_> = told.iter().map(|(event, _)| *event).collect();
+        (told.len() - events.len()) as u64
+    }
+
     /// Reads the tail of a topic, in windows that go back.
     pub(super) fn read(&self, tail: &mut Tail) {
         for log in &self.log {
@@ -391,11 +439,9 @@ impl Broker {
             let mut window = 2;
             while to > 0 {
                 let from = to.saturating_sub(window);
-                for (offset, event) in (0..).zip(log).take(to).skip(from) {
-                    let Some(record) = self.offered.get(event) else {
-                        continue;
-                    };
-                    if record.topic == tail.topic {
+                let records = (0..).zip(log.iter().map(|it| it.record.as_deref()));
+                for (offset, record) in records.take(to).skip(from) {
+                    if let Some(record) = record.filter(|it| it.topic == tail.topic) {
                         record.with_record(|record| tail.take(record, offset));
                     }
                 }
@@ -406,9 +452,12 @@ impl Broker {
     }
 
     /// A producer of retries sent these.
-    pub(super) fn took(&mut self, events: &[Logged]) {
+    pub(super) fn took(&mut self, events: &[Logged], timeline: u32) {
         for event in events {
-            self.log[usize::from(event.0) % PARTITIONS].push(*event);
+            self.log[usize::from(event.0) % PARTITIONS].push(Landed {
+                event: *event,
+                record: self.offered.get(event).map(|it| retried(it, timeline)),
+            });
         }
     }
 
@@ -455,8 +504,9 @@ impl Broker {
         let Some(queued) = self.own.queues[partition].pop_front() else {
             return Vec::new();
         };
+        let ticket = queued.ticket;
         self.land(queued);
-        vec![Delivery::Acked(queued.ticket)]
+        vec![Delivery::Acked(ticket)]
     }
 
     /// The topic of events refuses what it is sent, and the producer is finished.
@@ -508,6 +558,7 @@ impl Broker {
         let partition = random.usize(0..PARTITIONS);
         let queued = self.own.queues[partition].pop_front()?;
         let is_unfit = !queued.is_letter && self.unfit.contains(&queued.event);
+        let ticket = queued.ticket;
         if random.bool() && !is_unfit {
             self.land(queued);
         } else {
@@ -516,7 +567,7 @@ impl Broker {
         }
         self.own.is_finished = true;
         Some(Delivery::Failed(
-            queued.ticket,
+            ticket,
             Error::new(Kind::BusUnreachable, "the model failed it"),
         ))
     }
@@ -597,15 +648,11 @@ impl Broker {
             let landed = self.log[partition].split_off(before);
             self.late
                 .retain(|(of, at)| *of != partition || *at < before);
-            self.arriving
-                .extend(landed.into_iter().map(|event| Arriving {
-                    queued: Queued {
-                        ticket: Ticket(0),
-                        event,
-                        is_letter: false,
-                    },
-                    is_stale,
-                }));
+            let landed = landed.into_iter().filter_map(|it| it.record);
+            self.arriving.extend(landed.map(|record| Arriving {
+                queued: Queued::of(record, Ticket(0)),
+                is_stale,
+            }));
         }
     }
 
@@ -634,7 +681,7 @@ impl Sink for Producer {
             broker.full += u64::from(taken.is_err());
             return taken;
         }
-        let queued = Queued::of(record, ticket);
+        let queued = Queued::of(Arc::new(OwnedRecord::of(record)), ticket);
         let event = queued.event;
         if broker.unfit.contains(&event) && !queued.is_letter && !is_late(event) {
             broker.refused.insert(event);
@@ -642,7 +689,7 @@ impl Sink for Producer {
             return Err(EnqueueError::Refused(unfit()));
         }
         if !queued.is_letter {
-            broker.offered.insert(event, OwnedRecord::of(record));
+            broker.offered.insert(event, Arc::clone(&queued.record));
             broker.topic = record.topic.to_owned();
         }
         if broker.own.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {

@@ -311,6 +311,24 @@ fn events_that_topics_have_do_not_come_again_behind_later_ones() {
 }
 
 #[test]
+fn what_topics_have_of_another_timeline_comes_again_in_order() {
+    let paths = [
+        Path::DeliveredBefore,
+        Path::OnTwoTimelines,
+        Path::PromotedBehind,
+        Path::PromotedWithoutSlot,
+        Path::StoreWentBack,
+        Path::Polled,
+    ];
+    let plan = |seed: u64| {
+        let relays = 1 + usize::try_from(seed % 3).unwrap();
+        let mode = GAPLESS.that_reads_tails().with_relays(relays);
+        (mode, Faults::some(seed).with(Fault::Failover))
+    };
+    explore_reaching("tails, failovers", plan, &paths);
+}
+
+#[test]
 fn parked_events_keep_the_order_of_each_key_whatever_fails() {
     let paths = [
         Path::Parked,
@@ -326,6 +344,26 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         let mode = Mode::new(bus, OnError::Park);
         let plan = |seed| (mode, Faults::some(seed));
         explore_reaching("parked events", plan, &paths);
+    }
+}
+
+#[test]
+fn parked_events_of_a_promoted_standby_keep_the_order_of_each_key() {
+    let paths = [
+        Path::Parked,
+        Path::Retried,
+        Path::Dropped,
+        Path::Promoted,
+        Path::StoreWentBack,
+        Path::MarksWentBack,
+    ];
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let plan = |seed: u64| {
+            let relays = 1 + usize::from(seed.is_multiple_of(2));
+            let mode = Mode::new(bus, OnError::Park).with_relays(relays);
+            (mode, Faults::some(seed).with(Fault::Failover))
+        };
+        explore_reaching("parked events, failovers", plan, &paths);
     }
 }
 

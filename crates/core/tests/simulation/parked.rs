@@ -32,7 +32,7 @@ struct Parked {
 }
 
 /// What Postgres has.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Tables {
     rows: BTreeMap<i64, Parked>,
     next_id: i64,
@@ -40,6 +40,8 @@ pub(super) struct Tables {
     /// Events that were parked at some time.
     pub(super) ever: BTreeSet<Logged>,
     pub(super) dropped: BTreeSet<Logged>,
+    /// Whether a commit waits for the standby.
+    pub(super) waits: bool,
 }
 
 /// Aggregate and version of an event.
@@ -75,8 +77,16 @@ impl Tables {
         self.marked.contains(row)
     }
 
+    /// A standby is promoted that has these.
+    pub(super) fn promote(&mut self, there: &Tables) {
+        let ever = std::mem::take(&mut self.ever);
+        *self = there.clone();
+        self.ever = ever;
+    }
+
     /// The transaction of a batch commits.
     pub(super) fn commit(&mut self, batch: &Batch) {
+        self.waits |= batch.on_standbys();
         self.marked.extend(batch.acked.iter().cloned());
         for event in &batch.parked {
             let is_same =
@@ -125,6 +135,7 @@ impl Tables {
             Asked::Retry => self.first_of(id),
         };
         self.rows.get_mut(&id).unwrap().asked = Some(asked);
+        self.waits = true;
     }
 
     /// A retry is asked for of what nobody wants to be dropped.
@@ -182,6 +193,8 @@ impl Tables {
 pub(super) struct Pass {
     /// As it was known when the pass began.
     stored: Position,
+    /// That of the server then.
+    pub(super) timeline: u32,
     due: Vec<AggregateHead>,
     walk: Option<RetryWalk>,
     /// What is on its way, and how much of it the bus has.
@@ -209,27 +222,27 @@ impl Pass {
     pub(super) fn begin(
         tables: &mut Tables,
         stored: Position,
+        timeline: u32,
         reached: &mut Reached,
     ) -> (Pass, RetryReport) {
         let asked = |row: &&Parked| row.asked == Some(Asked::Drop);
         let mut report = RetryReport::default();
-        let mut gone = Vec::new();
+        let mut batch = Batch::default();
         for (id, row) in tables.rows.iter().filter(|(_, row)| asked(row)) {
             if !is_stored(row.event.place, &stored) {
                 reached.count(Path::AskedEarly, 1);
                 continue;
             }
-            gone.push(*id);
+            batch.unparked.push(*id);
+            batch.acked.push(row.event.row.clone());
+            tables.dropped.insert(logged(&row.event));
             report.released.push(ParkedRef::of(&row.event));
         }
-        for id in gone {
-            let row = tables.rows.remove(&id).unwrap();
-            tables.dropped.insert(logged(&row.event));
-            tables.marked.insert(row.event.row);
-            reached.count(Path::Dropped, 1);
-        }
+        reached.count(Path::Dropped, batch.unparked.len() as u64);
+        tables.commit(&batch);
         let pass = Pass {
             stored,
+            timeline,
             due: tables.due(),
             walk: None,
             sent: None,
@@ -296,11 +309,7 @@ impl Pass {
             return PassStep::default();
         };
         let done = &held[..acked];
-        let batch = Batch {
-            acked: done.iter().map(|held| held.event.row.clone()).collect(),
-            unparked: done.iter().map(|held| held.id).collect(),
-            ..Batch::default()
-        };
+        let batch = Batch::delivered(done);
         match random.u8(0..8) {
             0 | 1 if !may_fail => tables.commit(&batch),
             // A lock is in the way: the walk ends.

@@ -154,17 +154,17 @@ impl Mode {
         self.relays > 1
     }
 
+    pub(super) fn parks(&self) -> bool {
+        self.on_error == OnError::Park
+    }
+
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
-    /// took over, and no slot serves next, the table gives delivered events again behind later
-    /// ones of their aggregate that are parked. Not simulated: marks and parked events that a
-    /// promoted standby lacks; what a record of a topic says of its timeline.
+    /// took over, or a standby was promoted, and no slot serves next, the table gives delivered
+    /// events again behind later ones of their aggregate that are parked.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
-        let faults = match self.on_error == OnError::Park || self.reads_tails {
-            true => &faults.without(Fault::Failover),
-            false => faults,
-        };
-        let takes_over = self.has_stand_by() || faults.has(Fault::RelayKill);
-        if self.on_error == OnError::Park && takes_over {
+        let takes_over =
+            self.has_stand_by() || faults.has(Fault::RelayKill) || faults.has(Fault::Failover);
+        if self.parks() && takes_over {
             faults
                 .without(Fault::SlotLost)
                 .without(Fault::NoReplication)
@@ -324,6 +324,10 @@ pub(super) enum Path {
     PromotedBehind,
     PromotedWithoutSlot,
     StoreWentBack,
+    /// The topic has an event as one of two timelines.
+    OnTwoTimelines,
+    /// A promoted standby lacked marks of rows.
+    MarksWentBack,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

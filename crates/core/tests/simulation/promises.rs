@@ -90,8 +90,9 @@ impl World {
                 if let Some(tables) = &self.tables {
                     let row = row_of(*event, has_keys);
                     let is_written = row.is_none_or(|row| tables.is_marked(&row));
+                    let was_written = self.unmarked.contains(event);
                     assert!(
-                        is_written || tables.parked().contains(event),
+                        is_written || was_written || tables.parked().contains(event),
                         "P13: stored {stored} past {event:?}, which is not marked"
                     );
                 }
@@ -169,7 +170,7 @@ impl World {
             .unwrap()
             .visible()
             .flatten()
-            .copied()
+            .map(|it| it.event)
             .collect()
     }
 
@@ -195,8 +196,9 @@ impl World {
         for (partition, log) in broker.visible().enumerate() {
             let mut newest: HashMap<u8, u64> = HashMap::new();
             let mut last: HashMap<u8, u64> = HashMap::new();
-            let is_left = |(_, event): &(usize, &Logged)| !self.gone.contains(event);
-            for (at, &(aggregate, version)) in log.iter().enumerate().filter(is_left) {
+            let is_left = |(_, event): &(usize, Logged)| !self.gone.contains(event);
+            let events = || log.iter().map(|it| it.event);
+            for (at, (aggregate, version)) in events().enumerate().filter(is_left) {
                 let before = newest.entry(aggregate).or_default();
                 let missing =
                     (*before + 1..version).find(|it| !dropped.contains(&(aggregate, *it)));
@@ -225,9 +227,7 @@ impl World {
                     missing,
                     None,
                     "P2: {aggregate}-{version} follows the copy of {aggregate}-{previous}: {:?}",
-                    log.iter()
-                        .filter(|it| it.0 == aggregate)
-                        .collect::<Vec<_>>()
+                    events().filter(|it| it.0 == aggregate).collect::<Vec<_>>()
                 );
             }
             assert_eq!(last, newest, "P2: the newest event of a key comes last");
@@ -260,7 +260,7 @@ impl World {
         let mut seen = BTreeSet::new();
         let broker = self.broker.lock().unwrap();
         let came_late = broker.that_came_late();
-        let logged = broker.visible().flatten().copied();
+        let logged = broker.visible().flatten().map(|it| it.event);
         let logged = logged.filter(|event| !came_late.contains(&event.0));
         logged.filter(|event| !seen.insert(*event)).collect()
     }

@@ -230,7 +230,7 @@ impl Server {
     pub(super) fn replicate(&mut self, random: &mut fastrand::Rng) -> bool {
         let (log, slot) = (random.u8(0..8) == 0, random.u8(0..4) == 0);
         if log {
-            self.standby.wal = self.wal;
+            self.reaches_standby();
         }
         if slot && self.confirmed.as_u64() <= self.standby.wal {
             self.standby.slot = self.has_slot.then_some(self.confirmed);
@@ -238,10 +238,22 @@ impl Server {
         log
     }
 
+    /// The standby gets all that was written.
+    pub(super) fn reaches_standby(&mut self) {
+        self.standby.wal = self.wal;
+    }
+
+    /// The standby has the slot, and that is not ahead of what is stored.
+    pub(super) fn keeps_slot(&mut self, stored: Lsn) {
+        let slot = self.standby.slot.get_or_insert(stored);
+        *slot = stored.min(*slot);
+    }
+
     /// The standby is promoted. Transactions that it lacks are gone, and their ids are used again.
     pub(super) fn promote(
         &mut self,
         away_until: Duration,
+        keeps_slot: bool,
         random: &mut fastrand::Rng,
     ) -> Vec<Transaction> {
         self.end_session();
@@ -264,7 +276,9 @@ impl Server {
             self.next_xid = next_xids.fold(self.standby.next_xid, u64::max);
         }
         self.standby.next_xid = self.next_xid;
-        self.standby.slot.take_if(|_| random.u8(0..3) == 0);
+        self.standby
+            .slot
+            .take_if(|_| !keeps_slot && random.u8(0..3) == 0);
         self.has_slot = self.standby.slot.is_some();
         self.confirmed = self.standby.slot.unwrap_or_default();
         self.confirmed_on_disk = self.confirmed;

@@ -104,7 +104,8 @@ impl World {
         let Some(pass) = &mut upkeep.pass else {
             if parking.is_any() {
                 let stored = pipeline.confirm.stored_position();
-                let (pass, report) = Pass::begin(tables, stored, &mut self.reached);
+                let timeline = self.server.identity.timeline;
+                let (pass, report) = Pass::begin(tables, stored, timeline, &mut self.reached);
                 upkeep.pass = Some(pass);
                 parking.retried(report, &slot);
             }
@@ -122,7 +123,7 @@ impl World {
             may_fail,
             &mut self.random,
         );
-        broker.took(&step.appended);
+        broker.took(&step.appended, self.server.identity.timeline);
         parking.retried(step.report, &slot);
         if step.is_over {
             upkeep.pass = None;
@@ -139,6 +140,11 @@ impl World {
 }
 
 impl Upkeep {
+    /// What was being written never happens.
+    pub(super) fn promoted(&mut self) {
+        self.writing = None;
+    }
+
     /// The session ends. What was under way has happened, or never will.
     pub(super) fn end(
         &mut self,
@@ -147,8 +153,9 @@ impl Upkeep {
         random: &mut fastrand::Rng,
     ) {
         if let Some(pass) = self.pass.take() {
+            let timeline = pass.timeline;
             let landed = pass.gone(&broker.untaken(), random);
-            broker.took(&landed);
+            broker.took(&landed, timeline);
         }
         if let Some(batch) = self.writing.take().filter(|_| random.bool()) {
             tables.commit(&batch);

@@ -27,7 +27,7 @@ use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
 use super::plan::{Bus, Fault, Faults, Mode, Path, Plan, Reached};
 use super::promises::is_of_table;
-use super::server::{PREFIX, Server, Transaction, is_id_shared};
+use super::server::{PREFIX, Server, Transaction, is_id_shared, row_of};
 use super::session::{DRAIN, LONGEST, Process};
 use super::start::stored_at_first;
 use super::turns::Relay;
@@ -54,6 +54,10 @@ pub(super) struct World {
     pub(super) stored: Stored,
     /// What a standby has of it, where the store is in Postgres. Until one is promoted.
     stored_there: Option<Stored>,
+    /// What a standby has of marks and parked events.
+    tables_there: Option<Tables>,
+    /// Events whose rows were marked on a server that is no more.
+    pub(super) unmarked: BTreeSet<Logged>,
     /// What the store has as published in whole.
     pub(super) published: BTreeSet<Logged>,
     /// Events that no server has any more.
@@ -130,7 +134,9 @@ impl World {
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
-            tables: (mode.on_error == OnError::Park).then(Tables::default),
+            tables: mode.parks().then(Tables::default),
+            tables_there: mode.parks().then(Tables::default),
+            unmarked: BTreeSet::new(),
             trace: DefaultHasher::new(),
             last: VecDeque::new(),
         }
@@ -152,6 +158,7 @@ impl World {
             let mut events = transaction.events.iter();
             events.any(|(_, version)| is_id_shared(*version))
         };
+        reached.count(Path::OnTwoTimelines, broker.on_two_timelines());
         let log = &self.server.log;
         reached.count(Path::SharedId, log.iter().filter(is_shared).count() as u64);
         let renamed = log.iter().filter(|it| it.has_renamed_rows());
@@ -204,7 +211,7 @@ impl World {
             .lock()
             .unwrap()
             .visible()
-            .map(<[Logged]>::len)
+            .map(<[_]>::len)
             .sum::<usize>();
         let output = (what, told.stored.end_lsn.as_u64(), told.confirmed.as_u64());
         (output, told.in_flight, visible).hash(&mut self.trace);
@@ -275,6 +282,7 @@ impl World {
             true => self.stands(),
             false => self.one_thing(),
         };
+        self.end_wait();
         self.reached.steps += 1;
         self.tell(what);
         let after = self.of_broker();
@@ -439,18 +447,39 @@ impl World {
             }
         }
         drop(broker);
-        if self.faults.has(Fault::Failover)
-            && self.server.replicate(&mut self.random)
-            && let Some(stored) = &mut self.stored_there
-        {
+        if self.faults.has(Fault::Failover) && self.server.replicate(&mut self.random) {
+            self.replicated();
+        }
+    }
+
+    /// A commit ends that waited for the standby to have it.
+    fn end_wait(&mut self) {
+        let waits = |tables: &mut Tables| std::mem::take(&mut tables.waits);
+        if self.tables.as_mut().is_some_and(waits) {
+            self.server.reaches_standby();
+            self.replicated();
+        }
+    }
+
+    /// The standby has all that was written.
+    fn replicated(&mut self) {
+        if let Some(stored) = &mut self.stored_there {
             stored.clone_from(&self.stored);
         }
+        self.tables_there.clone_from(&self.tables);
     }
 
     /// The standby is promoted, and the relays come to it.
     fn fail_over(&mut self) {
         let away = Duration::from_millis(self.random.u64(0..10_000));
-        let lost = self.server.promote(self.now + away, &mut self.random);
+        if self.mode.parks() {
+            let stored = self.stored_there.as_ref().unwrap_or(&self.stored);
+            self.server.keeps_slot(stored.position.end_lsn);
+        }
+        let keeps_slot = self.mode.parks();
+        let lost = self
+            .server
+            .promote(self.now + away, keeps_slot, &mut self.random);
         let switch = self.server.end();
         // Not mended: one that goes back, also a second time, forgets that rows are read again of a
         // transaction of which it has a part.
@@ -464,6 +493,7 @@ impl World {
             self.relay.storing = None;
             self.others.iter_mut().for_each(|it| it.storing = None);
         }
+        self.promote_tables();
         let knows_more = |stored: &Stored| {
             let published = stored.published.as_ref();
             published.is_some_and(|it| it.pair.lsn > switch || it.also_end > Some(switch))
@@ -481,6 +511,26 @@ impl World {
         self.gone.extend(lost.into_iter().flat_map(|it| it.events));
         self.published.clear();
         self.lose_connections();
+    }
+
+    /// Marks and parked events are those of the standby.
+    fn promote_tables(&mut self) {
+        let (Some(tables), Some(there)) = (&mut self.tables, &self.tables_there) else {
+            return;
+        };
+        self.relay.upkeep.promoted();
+        self.others.iter_mut().for_each(|it| it.upkeep.promoted());
+        let has_keys = self.server.has_keys;
+        let is_unmarked = |event: &&Logged| {
+            let row = row_of(**event, has_keys);
+            row.is_some_and(|row| tables.is_marked(&row) && !there.is_marked(&row))
+        };
+        let events = self.server.log.iter().flat_map(|it| &it.events);
+        let unmarked: Vec<_> = events.filter(is_unmarked).copied().collect();
+        self.reached
+            .count(Path::MarksWentBack, unmarked.len() as u64);
+        self.unmarked.extend(unmarked);
+        tables.promote(there);
     }
 
     pub(super) fn lose_connection(&mut self) {
