@@ -35,7 +35,9 @@ from (
             ) o
             left join pg_catalog.pg_stat_activity a on a.pid = o.pid
             left join pg_catalog.pg_prepared_xacts p on p.transaction = o.transactionid
-            where coalesce(p.prepared, a.xact_start, '-infinity') < now() - interval '1 minute' and s.slot_name is not null
+            where s.slot_name is not null and (
+                coalesce(p.prepared, a.xact_start) < now() - interval '1 minute' or a.query = '<insufficient privilege>'
+            )
         ) as oldest_transaction,
         greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint as lag_bytes,
         case

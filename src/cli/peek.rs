@@ -246,10 +246,13 @@ impl Peek {
             match timeout(SLOT_PATIENCE, &mut created).await {
                 Ok(created) => created?,
                 Err(_) => {
-                    let waits = waits(subject.sql.client(), pid).await?.text;
-                    note(format_args!(
-                        "the server can only begin once these transactions have ended: {waits}"
-                    ));
+                    if let Ok(waits) = waits(subject.sql.client(), pid).await {
+                        note(format_args!(
+                            "the server begins once open transactions have ended; now it waits for \
+                             {}",
+                            waits.text
+                        ));
+                    }
                     created.await?;
                 }
             }

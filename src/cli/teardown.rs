@@ -309,7 +309,10 @@ async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot
         .remedy(
             Remedy::from("`")
                 .and(NextCommand::new("pending").option("slot", name))
-                .and("` shows them; let the relay catch up and stop it, or drop the slot with --force"),
+                .and(
+                    "` shows them; let the relay catch up and stop it, or drop the slot with \
+                     --force",
+                ),
         ));
     }
     read.map(|_| ()).map_err(|error| unread(source, &error))

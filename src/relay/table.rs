@@ -337,9 +337,11 @@ impl Work<'_> {
             "recreating"
         };
         if is_first {
-            tracing::info!(event = "slot_creation_started", %slot, cause, rows, "{making} the slot");
+            tracing::info!(event = "slot_creation_started", %slot, cause, rows,
+                "{making} the slot");
         } else {
-            tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "{making} the slot");
+            tracing::warn!(event = "slot_creation_started", %slot, cause, rows,
+                "{making} the slot");
         }
         plan.notes
             .iter()

@@ -543,7 +543,10 @@ pub(crate) fn make_slot(slot: impl Display) -> Remedy {
 pub(crate) fn make_slot_again(slot: impl Display) -> Remedy {
     Remedy::from("`")
         .and(NextCommand::new("run").option("slot", slot))
-        .and("` makes the slot again and publishes what was not published, or says why not")
+        .and(
+            "` publishes what was not published, and makes the slot again where it may, or says \
+             why not",
+        )
 }
 
 /// [`judge()`] for a relay that may be behind a change of the table: it can still relay rows with

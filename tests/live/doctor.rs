@@ -207,7 +207,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         "slot",
         "warning",
         "is lost",
-        &format!("--slot {}` makes the slot again", world.name),
+        &format!("--slot {}` publishes what was not published", world.name),
     );
     checks.has("position", "warning", "is lost", "");
     let checks = Checks::of(&doctor.clone().option("--on-slot-loss", "stop"));

@@ -117,8 +117,8 @@ impl Left {
         Ok(pipeline)
     }
 
-    /// A session at the table begins, which then knows what a stream of this process delivered. Gives
-    /// the rows that are delivered, whatever else is known.
+    /// A session at the table begins, which then knows what a stream of this process delivered.
+    /// Gives the rows that are delivered, whatever else is known.
     pub fn tell(&mut self, start: &mut TableStart, why: &TableReason) -> Vec<RowId> {
         if take(&mut self.turn.is_past) {
             self.forget();

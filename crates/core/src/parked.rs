@@ -278,7 +278,8 @@ pub struct Batch {
     pub parked: Vec<Arc<ParkedEvent>>,
     /// Parked events whose rows are marked.
     pub waiting: Vec<Arc<ParkedEvent>>,
-    /// Whether the relay itself may be a synchronous standby.
+    /// Whether the relay itself may be a synchronous standby. A commit that parks events would wait
+    /// for its own confirmation.
     pub is_synchronous: bool,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
@@ -303,8 +304,7 @@ impl Batch {
     /// it has no slot for, and none that was delivered or dropped. It would be sent again behind
     /// later ones.
     pub fn on_standbys(&self) -> bool {
-        let moves = self.parked.len() + self.unparked.len();
-        moves > 0 && !self.is_synchronous
+        !self.unparked.is_empty() || !(self.parked.is_empty() || self.is_synchronous)
     }
 
     /// Whether rows of the outbox are written to.
@@ -333,7 +333,7 @@ mod tests {
             is_synchronous: true,
             ..unparks
         };
-        assert!(!of_standby.on_standbys(), "it would wait for itself");
+        assert!(of_standby.on_standbys(), "the stream confirms meanwhile");
     }
 
     #[test]

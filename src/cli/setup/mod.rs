@@ -290,18 +290,18 @@ async fn create_slot(
                     note("waiting");
                 } else {
                     // Kept while Postgres cancels: the error names them.
-                    whom = format!(" for {now}");
-                    note(format_args!("waiting{whom}"));
+                    note(format_args!("waiting for {now}"));
+                    whom = format!("; it last waited for {now}");
                 }
             }
         }
     }
 }
 
-/// The error of a step that took too long; `whom` begins with a blank, or is empty.
+/// The error of a step that took too long; `whom` begins with a semicolon, or is empty.
 fn too_late(step: &Step, timeout: Duration, whom: &str) -> Error {
     let cause = format!(
-        "gave up {} after {}, waiting{whom}",
+        "gave up {} after {}{whom}",
         step.doing,
         exact_duration(timeout)
     );
@@ -348,12 +348,12 @@ mod tests {
         let error = too_late(
             &step(How::Watched, "creating slot orders", ""),
             Duration::from_secs(90),
-            " for pid 7",
+            "; it last waited for pid 7",
         );
         assert_eq!(error.kind(), Kind::PostgresUnfit);
         assert_eq!(
             error.cause(),
-            "gave up creating slot orders after 1m 30s, waiting for pid 7"
+            "gave up creating slot orders after 1m 30s; it last waited for pid 7"
         );
         assert!(error.what_to_do().unwrap().contains("--timeout"));
     }
