@@ -243,17 +243,12 @@ impl Peek {
         let pid = wal.backend_pid().await?;
         {
             let mut created = std::pin::pin!(wal.create_temporary_slot());
-            match timeout(SLOT_PATIENCE, &mut created).await {
-                Ok(created) => created?,
-                Err(_) => {
-                    if let Ok(waits) = waits(subject.sql.client(), pid).await {
-                        note(format_args!(
-                            "the server begins once open transactions have ended; now it waits for \
-                             {}",
-                            waits.text
-                        ));
-                    }
-                    created.await?;
+            loop {
+                if let Ok(created) = timeout(SLOT_PATIENCE, &mut created).await {
+                    break created?;
+                }
+                if let Ok(waits) = waits(subject.sql.client(), pid).await {
+                    note(format_args!("waiting for {}", waits.text));
                 }
             }
         }

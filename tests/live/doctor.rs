@@ -398,7 +398,7 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
         "slot",
         "warning",
         "there is no replication slot",
-        &format!("--slot {name}` makes the slot"),
+        &format!("--slot {name}` publishes what was not published"),
     );
     checks.has("position", "ok", "nothing was relayed before", "");
     assert_eq!(checks.code, 1, "{:#?}", checks.all);
