@@ -514,7 +514,7 @@ impl RetryRun<'_> {
         let is_acked = self.shared.known.tried.lock().is_acked(*id, waiting.place);
         if outbox.upkeep.mark_failed.is_some() && !is_acked {
             batch.failed.push((waiting.row.clone(), failure.clone()));
-        } else if outbox.upkeep.writes() {
+        } else {
             batch.acked.push(waiting.row.clone());
         }
     }

@@ -535,9 +535,15 @@ impl Marker {
     /// The writes to each table, rows in the order of their keys, so that two sessions that mark
     /// the same rows do not deadlock.
     async fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
+        let is_written = |outbox: usize| {
+            self.outboxes
+                .get(outbox)
+                .is_some_and(|it| it.upkeep.writes())
+        };
         let acked: Vec<_> = batch
             .acked
             .iter()
+            .filter(|row| is_written(row.outbox))
             .map(|row| Outcome {
                 row,
                 failure: None,
