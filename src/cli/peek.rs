@@ -247,7 +247,9 @@ impl Peek {
                 if let Ok(created) = timeout(SLOT_PATIENCE, &mut created).await {
                     break created?;
                 }
-                if let Ok(waits) = waits(subject.sql.client(), pid).await {
+                if let Ok(waits) = waits(subject.sql.client(), pid).await
+                    && !waits.text.is_empty()
+                {
                     note(format_args!("waiting for {}", waits.text));
                 }
             }

@@ -55,7 +55,12 @@ impl Stored {
     /// Whether what the process `relay` knows counts on `server`, where this is stored: that
     /// process stored it there, and not before `kept`. A server or store that was restored has an
     /// older one. At the table it may have no position, and be newer.
-    pub fn counts(&self, relay: &str, server: &ServerIdentity, kept: Option<&Stored>) -> bool {
+    pub(crate) fn counts(
+        &self,
+        relay: &str,
+        server: &ServerIdentity,
+        kept: Option<&Stored>,
+    ) -> bool {
         let pair = |of: &Stored| of.published.as_ref().map(|published| published.pair.lsn);
         let is_older = |kept: &Stored| {
             let is_behind = !self.position.is_at_or_after(&kept.position);

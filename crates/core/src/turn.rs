@@ -39,7 +39,7 @@ impl Turn {
     ///
     /// Whether all that the process knows still counts. If not, its id has to be stored before
     /// anything is published.
-    pub fn resume(&mut self, counts: bool) -> bool {
+    pub(crate) fn resume(&mut self, counts: bool) -> bool {
         self.is_past |= !counts;
         self.is_in_doubt |= self.is_past;
         !self.is_past

@@ -168,8 +168,8 @@ fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
             |it| it.slot = None,
             "there is no replication slot orders",
             "check the name; `walrelay run --slot orders` publishes what was not published, and \
-             makes the slot again where it may, or says why not; a first relay needs `walrelay setup --slot \
-             orders`",
+             makes the slot again where it may, or says why not; a first relay needs `walrelay \
+             setup --slot orders`",
         ),
         (
             |it| (it.slot, catalog(it).publication) = (None, None),

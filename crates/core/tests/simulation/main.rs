@@ -473,7 +473,7 @@ fn each_promise_is_at_stake_under_each_kind_of_fault_in_each_mode() {
 
 /// Whether a fault can meet a promise in this mode.
 fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
-    let parks = mode.on_error == OnError::Park;
+    let parks = mode.parks();
     let is_made = match fault {
         // Rows are written to where events are parked.
         Fault::WriteLost => parks,
