@@ -294,7 +294,7 @@ impl Shared {
         };
         let ended = run.all(&mut producer, reloads).await;
         producer.end().await;
-        if ended.is_ok() || marker.answers().await.is_ok() {
+        if ended.is_ok() || marker.answers().await {
             *session = Some(marker);
         }
         ended
@@ -471,7 +471,7 @@ impl RetryRun<'_> {
             .iter()
             .for_each(|dropped| self.drop_in(&mut batch, dropped));
         dropped.iter().for_each(|dropped| self.log_drop(dropped));
-        if self.marker.settle(&batch).await.is_ok() {
+        if self.settled(&batch).await? {
             let events = dropped.into_iter().map(|(id, waiting, _)| (id, waiting));
             self.summary.dropped += self.release(events, &self.shared.metrics.dropped_events);
             return Ok(());
@@ -583,8 +583,8 @@ impl RetryRun<'_> {
                             "rows of parked events are pending again; retrying the events");
                     }
                 }
+                Err(error) if !self.marker.answers().await => return Err(error),
                 Err(error) => {
-                    self.marker.answers().await?;
                     let (pause, is_new) = self.shared.known.tried.lock().block(
                         search,
                         Instant::now().into_std(),
@@ -624,7 +624,9 @@ impl RetryRun<'_> {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),
         };
-        self.marker.answers().await?;
+        if !self.marker.answers().await {
+            return Err(error);
+        }
         let source = &self.shared.config.source;
         let outbox = self.outbox_of(head.outbox);
         let row = row
@@ -737,7 +739,8 @@ impl RetryRun<'_> {
         events: &[ParkedRow],
     ) -> Result<(), Trouble> {
         let entry = |held: &ParkedRow| (held.id, ParkedRef::of(&held.event));
-        if events.len() > 1 && self.marker.settle(&Batch::delivered(events)).await.is_ok() {
+        let all = Batch::delivered(events);
+        if events.len() > 1 && self.settled(&all).await.map_err(Trouble::Whole)? {
             self.summary.sent += self.release(
                 events.iter().map(entry),
                 &self.shared.metrics.unparked_events,
@@ -756,6 +759,15 @@ impl RetryRun<'_> {
             self.summary.sent += self.release([entry(held)], &self.shared.metrics.unparked_events);
         }
         Ok(())
+    }
+
+    /// Writes `batch`, or gives false where Postgres refuses that.
+    /// Errors: the session does not answer.
+    async fn settled(&self, batch: &Batch) -> Result<bool> {
+        match self.marker.settle(batch).await {
+            Err(error) if !self.marker.answers().await => Err(error),
+            settled => Ok(settled.is_ok()),
+        }
     }
 
     /// After the end of the session, reports are dropped.

@@ -9,19 +9,18 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use futures_util::future::try_join_all;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, ToStatement};
 
 use crate::config::Config;
-use crate::conninfo::ConnInfo;
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::upkeep::parked::{DOING, DROPPED, INDEX, ParkedTable};
 use crate::upkeep::writer::{Writer, Written, asks_by_pending, writer};
-use crate::upkeep::{ANSWER_TIMEOUT, DatabaseIdentity, bound, connect_at};
-use walrelay_core::config::{OutboxConfig, SlotName};
+use crate::upkeep::{ANSWER_TIMEOUT, DatabaseIdentity, LOCK_TIMEOUT, bound, connect_at};
+use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::parked::{AggregateHead, Batch, Failure, Limit, ParkedRef, ParkedRow, Parking};
@@ -136,14 +135,25 @@ struct Outcome<'a> {
 }
 
 impl Marker {
-    /// Opens a marker in this database for the outboxes of this configuration; see
-    /// [`Marker::connect`].
+    /// As [`Marker::connect`], with the parking of this configuration.
     pub(crate) async fn of(config: &Config, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
-        Marker::with(config, Parking::of(&config.delivery), identity).await
+        Marker::connect(config, Parking::of(&config.delivery), identity).await
     }
 
-    /// As [`Marker::of`], with another parking.
-    pub(crate) async fn with(
+    /// Opens a session in this database, where the outboxes of this configuration are, and prepares
+    /// the statements; none where no outbox is written to.
+    ///
+    /// Checks statements, columns and privileges. Changes nothing, and no trigger fires. The
+    /// session looks names up in `pg_catalog` alone, so functions of the operator's own need their
+    /// schema in `outbox.mark`.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for an `outbox.mark` that Postgres rejects, or that would move rows to
+    /// another partition and so publish them again; [`Kind::PostgresRefused`] with the `GRANT` for
+    /// a missing privilege; [`Kind::Publication`] for a missing table or id column, and for a
+    /// publication that prevents writes to rows; [`Kind::PostgresUnreachable`] where the session
+    /// leads to another database; those of connecting.
+    pub async fn connect(
         config: &Config,
         parking: Parking,
         identity: &DatabaseIdentity,
@@ -155,10 +165,32 @@ impl Marker {
             return Ok(None);
         }
         let database = source.upkeep.as_ref().unwrap_or(&source.database);
-        let session = connect_at(database, &session_name(&source.slot), identity).await?;
-        Marker::open(session, identity.clone(), &source.slot, outboxes, parking)
-            .await
-            .map(Some)
+        let name = format!("walrelay {} upkeep", source.slot);
+        let session = connect_at(database, &name, identity).await?;
+        let client = session.client();
+        bound(client).await?;
+        let parked = ParkedTable::open(client, &source.slot, outboxes, parking).await?;
+        let marker = Marker {
+            session,
+            database: identity.clone(),
+            outboxes: outboxes.clone(),
+            writers: outboxes.iter().map(|_| OnceCell::new()).collect(),
+            parked,
+            attempts: ATTEMPTS,
+            open: Mutex::new(false),
+        };
+        for outbox in 0..outboxes.len() {
+            match marker.writer(outbox).await {
+                // A change of the table holds its lock, and its commit can wait for this relay.
+                Err(error) if error.kind() == Kind::PostgresUnwritable => {
+                    tracing::warn!(event = "table_locked", slot = %source.slot, %error,
+                        "another session has the table locked; \
+                         rows are written to once the lock is released");
+                }
+                checked => drop(checked?),
+            }
+        }
+        Ok(Some(marker))
     }
 
     /// As [`Marker::of`], for a caller with other rows to write: the lock timeout is short, and
@@ -186,66 +218,6 @@ impl Marker {
             attempts: 1,
             ..marker
         }))
-    }
-
-    /// Opens the session and prepares the statements; none where no outbox is written to.
-    ///
-    /// Checks statements, columns and privileges. Changes nothing, and no trigger fires. The
-    /// session looks names up in `pg_catalog` alone, so functions of the operator's own need their
-    /// schema in `outbox.mark`.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] for an `outbox.mark` that Postgres rejects, or that would move rows to
-    /// another partition and so publish them again; [`Kind::PostgresRefused`] with the `GRANT` for
-    /// a missing privilege; [`Kind::Publication`] for a missing table or id column, and for a
-    /// publication that prevents writes to rows; those of connecting.
-    pub async fn connect(
-        database: &ConnInfo,
-        slot: &SlotName,
-        outboxes: &[OutboxConfig],
-        parking: Parking,
-    ) -> Result<Option<Marker>> {
-        if !writes_any(outboxes, parking) {
-            return Ok(None);
-        }
-        let session = SqlSession::connect(database, &session_name(slot)).await?;
-        let identity = DatabaseIdentity::of(session.client()).await?;
-        Marker::open(session, identity, slot, outboxes, parking)
-            .await
-            .map(Some)
-    }
-
-    async fn open(
-        session: SqlSession,
-        database: DatabaseIdentity,
-        slot: &SlotName,
-        outboxes: &[OutboxConfig],
-        parking: Parking,
-    ) -> Result<Marker> {
-        let client = session.client();
-        bound(client).await?;
-        let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
-        let marker = Marker {
-            session,
-            database,
-            outboxes: outboxes.to_vec(),
-            writers: outboxes.iter().map(|_| OnceCell::new()).collect(),
-            parked,
-            attempts: ATTEMPTS,
-            open: Mutex::new(false),
-        };
-        for outbox in 0..outboxes.len() {
-            match marker.writer(outbox).await {
-                // A change of the table holds its lock, and its commit can wait for this relay.
-                Err(error) if error.kind() == Kind::PostgresUnwritable => {
-                    tracing::warn!(event = "table_locked", %slot, %error,
-                        "another session has the table locked; \
-                         rows are written to once the lock is released");
-                }
-                checked => drop(checked?),
-            }
-        }
-        Ok(marker)
     }
 
     /// The statements for an outbox, prepared when they are asked for first; none for an outbox
@@ -514,15 +486,14 @@ impl Marker {
             .map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
     }
 
-    /// Whether the session answers, after an error of another call.
-    pub async fn answers(&self) -> Result<()> {
-        let (_turn, client) = self.client().await?;
-        Ok(bounded(
-            "asking for a sign of life",
-            ANSWER_TIMEOUT,
-            client.batch_execute("select 1"),
-        )
-        .await?)
+    /// Whether the session answers soon, after an error of another call. One whose commit waits
+    /// for a standby does not.
+    pub(crate) async fn answers(&self) -> bool {
+        let asked = async {
+            let (_turn, client) = self.client().await.ok()?;
+            client.batch_execute("select 1").await.ok()
+        };
+        matches!(timeout(LOCK_TIMEOUT, asked).await, Ok(Some(())))
     }
 
     /// The session, without an open transaction, for as long as the guard is held.
@@ -658,10 +629,6 @@ impl Marker {
 
 fn writes_any(outboxes: &[OutboxConfig], parking: Parking) -> bool {
     parking != Parking::Off || outboxes.iter().any(|outbox| outbox.upkeep.writes_any())
-}
-
-fn session_name(slot: &SlotName) -> String {
-    format!("walrelay {slot} upkeep")
 }
 
 /// The writes of one statement to rows of outbox `index`.

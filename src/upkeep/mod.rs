@@ -77,10 +77,11 @@ async fn connect_at(
 
 /// The name of a session's database, and the start of its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DatabaseIdentity(Option<String>);
+pub struct DatabaseIdentity(Option<String>);
 
 impl DatabaseIdentity {
-    pub(crate) async fn of(client: &Client) -> Result<DatabaseIdentity> {
+    /// Asks the server. Errors: those of the connection.
+    pub async fn of(client: &Client) -> Result<DatabaseIdentity> {
         const SQL: &str = "select pg_catalog.concat_ws(' ', pg_catalog.pg_postmaster_start_time(), \
                            pg_catalog.current_database())";
         Ok(DatabaseIdentity(

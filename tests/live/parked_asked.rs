@@ -7,12 +7,15 @@ use super::parked_hard::{
     all_is_well, asked_for_while_held, emit_large, open, parked, relay, world,
 };
 use crate::support::relay::{EXIT, Relay};
+use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
 /// There is a pass a second: one for each two hundred of four thousand would take longer.
 const MOMENTS: Duration = Duration::from_secs(18);
+/// An answer is awaited for 30 s, and then a sign of life for a moment.
+const ONE_ANSWER: Duration = Duration::from_secs(50);
 
 fn metric(relay: &Relay, name: &str) -> u64 {
     relay.metric(name).unwrap_or_default() as u64
@@ -257,5 +260,30 @@ fn many_parked_events_are_dropped_in_few_transactions() {
         .matches("is dropped, as an operator asked")
         .count();
     assert!(named < MANY as usize / 20, "{named} events are named");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn drops_that_wait_for_a_standby_are_given_up_once_and_made_when_none_is_awaited() {
+    let postgres = Postgres::private(17, &[]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.setup();
+    let sql = world.sql();
+    sql.run("set synchronous_commit = local");
+    let file = format!("[delivery]\nretry_base = \"1h\"\nretry_cap = \"1h\"\n{NO_TOPICS}");
+    let run = world.run().option("--on-error", "park").config_file(&file);
+    let mut relay = run.start();
+    relay.wait_ready();
+    (0..3).for_each(|_| world.emit(&sql, "a"));
+    let parked = || world.number_parked();
+    eventually("they wait", ARRIVAL, parked, |count| *count == 3);
+    postgres.alter("synchronous_standby_names", "nobody");
+    sql.run("update walrelay.parked set asked = 'drop'");
+    let given_up = |log: &String| log.contains(r#""event":"parked_retry_failed""#);
+    eventually("it is given up", ONE_ANSWER, || relay.log(), given_up);
+    postgres.alter("synchronous_standby_names", "");
+    let waiting = || metric(&relay, "walrelay_waiting_events");
+    eventually("none waits", ARRIVAL, waiting, |count| *count == 0);
+    assert_eq!(parked(), 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

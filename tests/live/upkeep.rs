@@ -9,12 +9,14 @@ mod mark;
 mod xid_column;
 
 use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::NoTls;
 use walrelay::config::{ConfigFile, Environment, Flags, Settings};
-use walrelay::conninfo::ConnInfo;
-use walrelay_core::config::OutboxConfig;
+use walrelay::upkeep::{DatabaseIdentity, Marker};
+use walrelay_core::error::Error;
+use walrelay_core::parked::Parking;
 
 use crate::support::servers::Postgres;
-use crate::support::sql::Sql;
+use crate::support::sql::{self, Sql};
 use crate::support::world::World;
 
 /// A database with `schema` in it instead of the usual outbox. Nothing here needs Kafka.
@@ -27,18 +29,26 @@ pub(super) fn database(schema: &str) -> World {
     world
 }
 
-/// What a configuration file comes to.
 #[track_caller]
-fn outboxes(toml: &str) -> Vec<OutboxConfig> {
+fn settings(url: &str, toml: &str) -> Settings {
     let file = ConfigFile::new("walrelay.toml", toml);
-    Settings::new(&Flags::new(), &Environment::new(), Some(&file))
-        .unwrap()
-        .outboxes()
-        .unwrap()
+    let given = [
+        ("WALRELAY_DATABASE_URL", url),
+        ("WALRELAY_SLOT", "orders"),
+        ("WALRELAY_BROKERS", "127.0.0.1:9"),
+    ];
+    let environment = given.map(|(name, text)| (name.to_owned(), text.to_owned()));
+    Settings::new(&Flags::new(), &Environment::from(environment), Some(&file)).unwrap()
 }
 
-fn conninfo(url: &str) -> ConnInfo {
-    ConnInfo::parse(Some(url), &|_| None).unwrap()
+/// A session of walrelay's that writes to rows.
+async fn marker(url: &str, toml: &str, parking: Parking) -> Result<Marker, Error> {
+    let config = settings(url, toml).config(false)?;
+    let (client, connection) = sql::config(url).unwrap().connect(NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let identity = DatabaseIdentity::of(&client).await?;
+    let marker = Marker::connect(&config, parking, &identity).await?;
+    Ok(marker.expect("an outbox that is written to"))
 }
 
 /// What drives sessions while a test does other things.

@@ -189,7 +189,7 @@ async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::with(
+    Marker::connect(
         config,
         parking,
         &DatabaseIdentity::of(session.client()).await?,

@@ -8,7 +8,7 @@ use walrelay::upkeep::cleanup::{Sweeper, old_partitions};
 use walrelay_core::ledger::trail::{Pair, Published};
 use walrelay_core::position::Lsn;
 
-use super::{database, outboxes, runtime};
+use super::{database, runtime, settings};
 use crate::support::relay::{RelayCommand, last_words, told};
 use crate::support::sql::Sql;
 use crate::support::wait::{LIMIT, eventually};
@@ -534,7 +534,10 @@ fn a_row_inserted_during_a_drop_keeps_its_partition() {
     let world = partitioned();
     let sql = world.sql();
     let toml = "[route]\ntopic = \"a\"\nkey = \"{id}\"\n[outbox]\ntable = \"outbox\"\n";
-    let outbox = outboxes(toml).remove(0);
+    let outbox = settings(&world.database_url, toml)
+        .outboxes()
+        .unwrap()
+        .remove(0);
     let runtime = runtime();
     let published = Published::at(Pair {
         snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(),

@@ -1,11 +1,10 @@
 //! P3, P4: events that wait, as they are read from `walrelay.parked`: which are due, and no more at
 //! once than memory is given for.
 
-use walrelay::upkeep::Marker;
 use walrelay_core::parked::Parking;
 use walrelay_core::parked::{AggregateHead, Limit};
 
-use super::{conninfo, outboxes, runtime};
+use super::{marker, runtime};
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;
 use crate::support::world::World;
@@ -31,13 +30,8 @@ fn reads_of_parked_events_are_bounded_by_bytes_and_return_at_least_one() {
     let world = World::bare(Postgres::shared(), "127.0.0.1:9");
     let sql = world.sql();
     let runtime = runtime();
-    let outboxes = outboxes("[outbox]\n");
-    let database = conninfo(&world.database_url);
-    let slot = "orders".parse().unwrap();
-    let marker = runtime
-        .block_on(Marker::connect(&database, &slot, &outboxes, Parking::On))
-        .unwrap()
-        .unwrap();
+    let connected = marker(&world.database_url, "[outbox]\n", Parking::On);
+    let marker = runtime.block_on(connected).unwrap();
     insert(&sql, "'a'", 20);
     insert(&sql, "'b'", 3);
     insert(&sql, "null::text", 2);

@@ -10,7 +10,7 @@ use walrelay_core::parked::{Batch, Failure, Parking};
 use walrelay_core::position::Lsn;
 use walrelay_core::template::ColumnType;
 
-use super::{conninfo, database, outboxes, runtime};
+use super::{database, marker, runtime};
 use crate::support::sql::Sql;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
@@ -28,17 +28,10 @@ struct Session {
 
 impl Session {
     fn of(world: &World) -> Session {
-        let database = conninfo(&world.database_url);
-        let slot = "orders".parse().unwrap();
         let runtime = runtime();
-        let connected = runtime.block_on(Marker::connect(
-            &database,
-            &slot,
-            &outboxes("[outbox]\n"),
-            Parking::On,
-        ));
+        let connected = marker(&world.database_url, "[outbox]\n", Parking::On);
         Session {
-            marker: connected.unwrap().unwrap(),
+            marker: runtime.block_on(connected).unwrap(),
             runtime,
         }
     }

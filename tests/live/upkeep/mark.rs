@@ -5,20 +5,13 @@ use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::RowId;
 use walrelay_core::parked::{Batch, FailedAgain, Failure, Parking};
 
-use super::{conninfo, database, outboxes, runtime, waits_for_lock};
+use super::{database, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
 
 async fn marker(url: &str, toml: &str) -> Result<Marker, Error> {
-    let marker = Marker::connect(
-        &conninfo(url),
-        &"orders".parse().unwrap(),
-        &outboxes(toml),
-        Parking::Off,
-    )
-    .await?;
-    Ok(marker.expect("an outbox that is written to"))
+    super::marker(url, toml, Parking::Off).await
 }
 
 fn row(outbox: usize, id: &str) -> RowId {
