@@ -236,7 +236,7 @@ impl ConnInfo {
         let mut settings = Settings(BTreeMap::new());
         settings.read(text.unwrap_or_default().trim())?;
         settings.fill_from(env)?;
-        assemble(&settings, env)
+        from_settings(&settings, env)
     }
 
     /// The password for `target`: the one given, or the matching line of the password file, read
@@ -473,7 +473,7 @@ fn bad(cause: impl fmt::Display) -> Error {
     Error::new(Kind::Config, cause)
 }
 
-fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result<ConnInfo> {
+fn from_settings(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result<ConnInfo> {
     if settings.0.values().any(|value| value.contains('\0')) {
         return Err(bad(
             "a value of the Postgres connection holds a NUL character",

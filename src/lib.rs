@@ -92,8 +92,8 @@
 //!   continue. The relay ends a session with a silent server.
 //! - **P6, idle.** With nothing in flight, the relay stores and confirms the keepalive's LSN, so an
 //!   idle outbox retains little WAL.
-//! - **P7, shutdown of Postgres.** The relay delays a fast shutdown by 1.5 s at most, also with
-//!   Kafka down, and confirms nothing that is not acked.
+//! - **P7, shutdown of Postgres.** The relay delays a fast shutdown by 2.5 s at most, 1.5 s of
+//!   these for acks, also with Kafka down, and confirms nothing that is not acked.
 //! - **P8, silence noticed.** The relay halts, or warns where nothing is lost, at a publication or
 //!   table that is missing, dropped, recreated or filtered, at what sends inserts to other tables,
 //!   and at session settings that change the text of a value. Rows that an altered publication may

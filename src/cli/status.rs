@@ -197,7 +197,7 @@ impl Checked {
         report.ask(self.http, &self.slot).await;
         report.judge(&self.limits);
         let first = report.wal.clone();
-        while report.is_open(&self.limits, &first) {
+        while report.needs_another_look(&self.limits, &first) {
             tokio::time::sleep(LOOK_AGAIN).await;
             let asked = report.asked;
             report = Report {
@@ -358,14 +358,14 @@ impl Report {
         }
         let judged_by = match self.asked.ready {
             Some(_) => "the relay's own readiness".to_owned(),
-            None if self.is_limited(limits) => {
+            None if self.relies_on_confirmation(limits) => {
                 format!("a confirmation within {} s", UNCONFIRMED_MAX.as_secs())
             }
             None if self.relay.active => "--max-lag-seconds".to_owned(),
             None => "the server alone".to_owned(),
         };
         self.asked.judged_by = Some(judged_by);
-        if self.is_limited(limits) && self.wal.unconfirmed > UNCONFIRMED_MAX {
+        if self.relies_on_confirmation(limits) && self.wal.unconfirmed > UNCONFIRMED_MAX {
             problems.push(format!(
                 "WAL waits, and nothing was confirmed for {} s",
                 UNCONFIRMED_MAX.as_secs()
@@ -376,21 +376,22 @@ impl Report {
         self.problems = problems;
     }
 
-    /// Whether [`UNCONFIRMED_MAX`] holds.
-    fn is_limited(&self, limits: &Limits) -> bool {
+    /// Whether nothing but confirmations tells that the relay works: [`UNCONFIRMED_MAX`] holds.
+    fn relies_on_confirmation(&self, limits: &Limits) -> bool {
         self.relay.active && self.asked.ready.is_none() && limits.max_lag_seconds.is_none()
     }
 
     /// Whether another look can tell more than the `first`: there is a limit of time, and what was
     /// to be confirmed then is not. Call after [`Report::judge`]. True for at most as long as the
     /// limit.
-    fn is_open(&self, limits: &Limits, first: &Wal) -> bool {
+    fn needs_another_look(&self, limits: &Limits, first: &Wal) -> bool {
         let waits = self
             .wal
             .confirmed_lsn
             .zip(first.current_lsn)
             .is_some_and(|(confirmed, end)| confirmed < end);
-        let is_still = self.is_limited(limits) && self.wal.confirmed_lsn == first.confirmed_lsn;
+        let is_still =
+            self.relies_on_confirmation(limits) && self.wal.confirmed_lsn == first.confirmed_lsn;
         self.healthy && self.relay.active && waits && (limits.max_lag_seconds.is_some() || is_still)
     }
 
@@ -1061,7 +1062,7 @@ mod tests {
         };
         let open = |changes, limits, end: &str| {
             let confirmed_lsn = "0/2000000".parse().ok();
-            judged(changes, limits).is_open(
+            judged(changes, limits).needs_another_look(
                 &limits,
                 &Wal {
                     confirmed_lsn,

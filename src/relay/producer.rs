@@ -132,10 +132,9 @@ impl RelayProducer {
         stored: Position,
         published: Option<Published>,
     ) -> Result<Box<Pipeline<AnySink>>> {
-        let is_past = std::mem::take(&mut self.known.left.lock().turn.is_past);
-        if is_past && self.running().is_some() {
+        if self.running().is_some() && self.known.left.lock().turn.is_past() {
             self.change_to(State::Absent);
-            self.known.left.lock().forget();
+            self.known.left.lock().open();
             let what = "another relay was at work, or another server answers; starting after the \
                         stored position";
             return Err(Error::new(Kind::SlotActive, what));
@@ -145,11 +144,8 @@ impl RelayProducer {
             State::New(sink) => sink,
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
-        let mut left = self.known.left.lock();
-        if is_past {
-            left.forget();
-        }
         let setup = setup_of(config);
+        let mut left = self.known.left.lock();
         let mut pipeline = left.begin(&setup, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.judge.quarantine = self.quarantine.take_over();
         Ok(Box::new(pipeline))

@@ -140,9 +140,10 @@ struct ReplicationLoop<'a> {
 #[derive(Default)]
 struct Statistics {
     ignored: Ignored,
+    /// The LSN that might be confirmed at the last report.
+    confirmable: Lsn,
+    /// The LSN that the last status update confirmed.
     confirmed: Lsn,
-    /// The LSN that the server was last told to be confirmed.
-    told: Lsn,
     server_wal_end: Lsn,
     /// The LSN of the newest message, and that at the last report. After a restart the server reads
     /// from before the confirmed LSN, so it is not the received LSN that tells whether the server
@@ -152,7 +153,7 @@ struct Statistics {
     unsent: Option<Unsent>,
     oldest: OldestTransaction,
     /// Whether the log tells that the stored position is ahead of the slot.
-    told_covered: bool,
+    is_covered_logged: bool,
 }
 
 /// The end of the server's WAL at a measurement, from which on something had not arrived.
@@ -170,7 +171,7 @@ impl ReplicationLoop<'_> {
             Ok(how) if *how != Ended::ServerShutDown && asked < Stop::Now => {
                 self.shared.retrying.finish(asked).await
             }
-            Ok(_) | Err(_) => self.shared.retrying.give_up().await,
+            Ok(_) | Err(_) => self.shared.retrying.abandon().await,
         }
         self.report(Instant::now());
         self.pipeline.publisher.forget_unread();
@@ -373,7 +374,7 @@ impl ReplicationLoop<'_> {
             return Ok(until);
         }
         self.shared.process.telemetry.metrics.status_updates.inc();
-        self.statistics.told = confirmed;
+        self.statistics.confirmed = confirmed;
         self.pipeline.publisher.batches.confirmed(confirmed);
         Ok(now)
     }
@@ -878,14 +879,19 @@ impl ReplicationLoop<'_> {
 
     /// Whether something received still has to be acked, stored or confirmed.
     fn has_left_over(&self) -> bool {
-        let only_keepalives = matches!(
-            self.pipeline.due(self.shared.epoch.elapsed(), true),
-            Due::Idle(_)
-        );
-        !(self.pipeline.is_settled()
-            || self.pipeline.publisher.write_backs.refused
-                && self.pipeline.is_stored_as_far_as_written_back()
-            || !self.may_look() && self.pipeline.publisher.is_drained() && only_keepalives)
+        let pipeline = &self.pipeline;
+        if pipeline.is_settled() {
+            return false;
+        }
+        if pipeline.publisher.write_backs.refused && pipeline.is_stored_as_far_as_written_back() {
+            return false;
+        }
+        if self.may_look() || !pipeline.publisher.is_drained() {
+            return true;
+        }
+        // Keepalives alone are not stored without a look at the catalogs.
+        let due = pipeline.due(self.shared.epoch.elapsed(), true);
+        !matches!(due, Due::Idle(_))
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be
@@ -949,7 +955,7 @@ impl ReplicationLoop<'_> {
         );
         let covered = ignored.covered.saturating_sub(before.covered);
         metrics.covered_events.inc_by(covered);
-        if covered > 0 && !std::mem::replace(&mut statistics.told_covered, true) {
+        if covered > 0 && !std::mem::replace(&mut statistics.is_covered_logged, true) {
             let position = self.session.start.identity.position;
             tracing::info!(event = "events_covered", slot = %self.shared.process.config.source.slot,
                 %position,
@@ -962,11 +968,11 @@ impl ReplicationLoop<'_> {
         metrics
             .stored_lsn
             .set(pipeline.confirm.stored_position().end_lsn);
-        if !statistics.told.is_zero() {
-            metrics.confirmed_lsn.set(statistics.told);
+        if !statistics.confirmed.is_zero() {
+            metrics.confirmed_lsn.set(statistics.confirmed);
         }
         let confirmable = pipeline.confirmable();
-        let confirmed = std::mem::replace(&mut statistics.confirmed, confirmable) < confirmable;
+        let confirmed = std::mem::replace(&mut statistics.confirmable, confirmable) < confirmable;
         let unsent = statistics
             .unsent
             .as_ref()

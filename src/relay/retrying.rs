@@ -174,11 +174,11 @@ impl Retrying {
         if timeout(limit, ending).await.is_err() {
             tracing::debug!("a retry of parked events was abandoned");
         }
-        self.give_up().await;
+        self.abandon().await;
     }
 
     /// The session ends, and slot or lease may be another's.
-    pub(super) async fn give_up(&mut self) {
+    pub(super) async fn abandon(&mut self) {
         if let Some(mut pass) = self.pass.take() {
             // From then on it sends nothing. Postgres may still commit its last statement: a reload
             // finds that out.

@@ -5,7 +5,7 @@
 //! of the whole time-out, the server gives the slot to another relay: at the earliest two thirds
 //! after the relay last did anything. From then on no record may leave this process: the other
 //! relay publishes the same events, and older records would follow newer ones. The lease on the
-//! table is lost in the same way. So the loop beats, and a thread of its own gives up the
+//! table is lost in the same way. So the loop beats, and a thread of its own abandons the
 //! producer's queue when the loop does not. After a stop of the process, that thread runs as soon
 //! as any other.
 //!
@@ -39,7 +39,7 @@ struct Beat {
     bound_ms: u64,
     last_ms: AtomicU64,
     guarded: Mutex<Guarded>,
-    given_up: AtomicBool,
+    abandoned: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ struct Guarded {
 pub(super) struct StallGuard(Arc<Beat>);
 
 impl StallGuard {
-    /// From here on this producer is given up with the loop's own, instead of the previous one.
+    /// From here on this producer is abandoned with the loop's own, instead of the previous one.
     pub(super) fn guard(&self, producer: Option<SinkHandle>) {
         self.0.guarded.lock().beside = producer;
     }
@@ -77,7 +77,7 @@ impl StallWatchdog {
             bound_ms: millis(walrelay_core::turn::bearable(wal_sender_timeout)),
             last_ms: AtomicU64::new(now_ms()),
             guarded: Mutex::default(),
-            given_up: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&beat);
         std::thread::Builder::new()
@@ -109,15 +109,15 @@ impl StallWatchdog {
 
     /// The loop continues. To be called when it has waited, before anything else is done.
     /// Errors: it stood still for so long that another relay may have the slot. Records in flight
-    /// are given up.
+    /// are abandoned.
     pub(super) fn beat(&self) -> Result<()> {
         let now = now_ms();
         let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));
         if stood_ms > self.0.bound_ms {
-            self.0.give_up(stood_ms);
+            self.0.abandon(stood_ms);
             return Err(stood_still(stood_ms));
         }
-        if self.0.given_up.load(Ordering::Acquire) {
+        if self.0.abandoned.load(Ordering::Acquire) {
             let what = "in-flight records were dropped, because another relay may have the slot";
             return Err(Error::new(Kind::PostgresUnreachable, what).remedy(STOOD_STILL_FIX));
         }
@@ -144,9 +144,9 @@ impl StallWatchdog {
         .await
     }
 
-    /// Whether the producer's queue was given up since the last call: it takes nothing any more.
-    pub(super) fn take_given_up(&self) -> bool {
-        self.0.given_up.swap(false, Ordering::AcqRel)
+    /// Whether the producer's queue was abandoned since the last call: it takes nothing any more.
+    pub(super) fn take_abandoned(&self) -> bool {
+        self.0.abandoned.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -158,15 +158,15 @@ impl Beat {
     fn look(&self) {
         let stood_ms = self.stood_ms();
         if stood_ms > self.bound_ms {
-            self.give_up(stood_ms);
+            self.abandon(stood_ms);
         }
     }
 
     /// An empty queue is left alone: nothing is put into it without a beat before.
-    fn give_up(&self, stood_ms: u64) {
+    fn abandon(&self, stood_ms: u64) {
         let mut guarded = self.guarded.lock();
-        let own = guarded.own.as_ref().and_then(SinkHandle::give_up);
-        let beside = guarded.beside.as_ref().and_then(SinkHandle::give_up);
+        let own = guarded.own.as_ref().and_then(SinkHandle::abandon);
+        let beside = guarded.beside.as_ref().and_then(SinkHandle::abandon);
         guarded.own.take_if(|_| own.is_some());
         guarded.beside.take_if(|_| beside.is_some());
         drop(guarded);
@@ -174,7 +174,7 @@ impl Beat {
             return;
         }
         if own.is_some() {
-            self.given_up.store(true, Ordering::Release);
+            self.abandoned.store(true, Ordering::Release);
         }
         let records = own.unwrap_or_default() + beside.unwrap_or_default();
         tracing::warn!(
@@ -250,7 +250,7 @@ mod tests {
             error.cause().starts_with("this process stood still for "),
             "{error}"
         );
-        assert!(!watchdog.take_given_up(), "nothing was guarded");
+        assert!(!watchdog.take_abandoned(), "nothing was guarded");
     }
 
     /// A producer nobody answers, with one record in its queue.
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_producer_of_events_that_wait_is_given_up_as_well() {
+    async fn the_producer_of_events_that_wait_is_abandoned_as_well() {
         let watchdog = StallWatchdog::start(Duration::from_secs(60)).unwrap();
         let mut own = stuck();
         let mut beside = stuck();
@@ -328,6 +328,6 @@ mod tests {
             .store(now_ms() - 42_000, Ordering::Release);
         assert!(watchdog.beside().check().is_err());
         watchdog.0.look();
-        assert!(finished(&mut own) && finished(&mut beside) && watchdog.take_given_up());
+        assert!(finished(&mut own) && finished(&mut beside) && watchdog.take_abandoned());
     }
 }

@@ -43,6 +43,8 @@ const FIT_EVERY: Duration = Duration::from_secs(5);
 /// How long the bus has to answer before the slot is taken: a relay that cannot deliver leaves it
 /// to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long acks of what a stream left in flight are waited for before the table is read.
+const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Relay {
     sessions: Sessions,
@@ -53,7 +55,7 @@ pub(super) struct Relay {
     warned: HashSet<String>,
     pub(super) known: Known,
     /// Whether the last session confirmed to Postgres all that may be confirmed.
-    told: bool,
+    is_all_confirmed: bool,
     /// Of the last stream of this process.
     walsender_pid: Option<i32>,
     config: Config,
@@ -76,7 +78,7 @@ impl Relay {
                 Arc::clone(&known),
             ),
             warned: HashSet::new(),
-            told: true,
+            is_all_confirmed: true,
             walsender_pid: None,
             known,
             config,
@@ -93,7 +95,7 @@ impl Relay {
                     self.after(ended, stop)?
                 }
                 Next::DropSlot => {
-                    self.give_up().await;
+                    self.drop_slot().await;
                     Next::Open
                 }
                 Next::StandBy(error) => {
@@ -163,12 +165,14 @@ impl Relay {
 
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
-        let given_up = self.producer.watchdog.take_given_up();
-        self.known.left.lock().turn.is_in_doubt |= given_up;
+        let is_abandoned = self.producer.watchdog.take_abandoned();
+        if is_abandoned {
+            self.known.left.lock().turn.doubt();
+        }
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
-        } else if given_up {
+        } else if is_abandoned {
             self.producer.replace(&self.config).await;
         }
         if self.producer.handle().is_none() && !self.is_transactional() {
@@ -246,7 +250,7 @@ impl Relay {
             .judge
             .parking
             .begin(std::mem::take(&mut session.start.waiting));
-        if std::mem::take(&mut self.known.left.lock().turn.is_in_doubt) {
+        if self.known.left.lock().turn.take_doubt() {
             self.expect_again(&mut pipeline, session);
         }
         Ok(pipeline)
@@ -285,7 +289,7 @@ impl Relay {
         self.telemetry.metrics.session_ended();
         self.telemetry.health.over_budget(None);
         self.telemetry.health.synchronous_standby(None);
-        self.told = matches!(ended, Ok(Ended::Stopped));
+        self.is_all_confirmed = matches!(ended, Ok(Ended::Stopped));
         ended
     }
 
@@ -359,7 +363,7 @@ impl Relay {
 
     /// Drops the slot, so that the server can remove its WAL. The stored position tells what was
     /// published.
-    async fn give_up(&mut self) {
+    async fn drop_slot(&mut self) {
         let source = &self.config.source;
         let dropped = async {
             WalSession::connect(&source.database, source)
@@ -429,7 +433,7 @@ impl Relay {
         self.producer.watchdog.release();
         match sink {
             // It takes nothing any more.
-            Some(sink) if self.producer.watchdog.take_given_up() => sink.close().await,
+            Some(sink) if self.producer.watchdog.take_abandoned() => sink.close().await,
             Some(sink) => self.producer.begin(sink),
             None => {}
         }
@@ -443,7 +447,7 @@ impl Relay {
             self.known.left.lock().inside.clear();
         }
         self.sessions.table_ended(began.elapsed(), ended.is_ok());
-        self.told = ended.is_ok();
+        self.is_all_confirmed = ended.is_ok();
         ended
     }
 
@@ -452,8 +456,10 @@ impl Relay {
         let Some(pipeline) = self.producer.running_mut() else {
             return Ok(());
         };
-        let until =
-            Instant::now() + CHECK_TIMEOUT * u32::from(!self.known.left.lock().turn.is_past);
+        let mut until = Instant::now();
+        if !self.known.left.lock().turn.is_past() {
+            until += LAST_ACKS_TIMEOUT;
+        }
         let before = pipeline.publisher.counts;
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
@@ -470,7 +476,7 @@ impl Relay {
     /// Waits until no relay has the slot or the table, or until told to stop. Logs each holder
     /// once.
     ///
-    /// As soon as another relay is seen there, what this one has in flight is given up.
+    /// As soon as another relay is seen there, what this one has in flight is abandoned.
     async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {
         let source = self.config.source.clone();
         let mut waited_for: Option<Holder> = None;
@@ -481,7 +487,7 @@ impl Relay {
             let sql = SqlSession::connect(&source.database, &name).await?;
             none_left_behind(sql.client(), &self.config).await?;
             let mut fit_at = Instant::now() + FIT_EVERY;
-            let mut told = false;
+            let mut is_logged = false;
             while let Some(now) = holder(sql.client(), &source.slot).await? {
                 // It keeps no relay from the slot: that is tried again.
                 if now.stranger.is_some() && fit_at <= Instant::now() {
@@ -493,7 +499,7 @@ impl Relay {
                 }
                 if fit_at <= Instant::now() {
                     fit_at = Instant::now() + FIT_EVERY;
-                    told = self.is_unfit(sql.client(), told).await;
+                    is_logged = self.is_unfit(sql.client(), is_logged).await;
                 }
                 tokio::time::sleep(LOOK_EVERY.mul_f64(1.0 + fastrand::f64())).await;
             }
@@ -509,18 +515,19 @@ impl Relay {
         ended
     }
 
-    /// Whether a take-over would end this relay now, which is logged unless it was `told`.
-    async fn is_unfit(&self, client: &Client, told: bool) -> bool {
+    /// Whether a take-over would end this relay now, which is logged unless it
+    /// `is_logged`.
+    async fn is_unfit(&self, client: &Client, is_logged: bool) -> bool {
         let Err(error) = none_left_behind(client, &self.config).await else {
             return false;
         };
-        if error.kind().halts() && !told {
+        if error.kind().halts() && !is_logged {
             let slot = &self.config.source.slot;
             let fix = error.what_to_do();
             tracing::warn!(event = "take_over_blocked", %slot, %error, fix,
                 "this stand-by could not take over now: it would stop with this error");
         }
-        told || error.kind().halts()
+        is_logged || error.kind().halts()
     }
 
     async fn waits_for(&mut self, holder: &Holder) {
@@ -539,7 +546,9 @@ impl Relay {
         tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at \
             work");
         // It may store nothing.
-        self.known.left.lock().turn.is_past |= holder.streams;
+        if holder.streams {
+            self.known.left.lock().turn.lose();
+        }
         if self.producer.has_in_flight().await {
             tracing::warn!(
                 event = "records_dropped",
@@ -558,7 +567,7 @@ impl Relay {
         let acked = match self.producer.running_mut() {
             // A session that ended because of the stop has waited.
             Some(pipeline)
-                if !self.told
+                if !self.is_all_confirmed
                     && !pipeline.publisher.is_drained()
                     && stop.asked() == Stop::Drain =>
             {
@@ -585,7 +594,8 @@ impl Relay {
         });
         let settled = running.is_some_and(Pipeline::is_settled);
         // The slot alone remembers nothing it was not told.
-        let remembered = self.told || settled && self.config.state.store != StoreKind::Slot;
+        let remembered =
+            self.is_all_confirmed || settled && self.config.state.store != StoreKind::Slot;
         let slot = &self.config.source.slot;
         if acked {
             if remembered {

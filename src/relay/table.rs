@@ -243,11 +243,11 @@ impl Work<'_> {
                 .await
                 .is_err()
         {
-            self.reading.shared.retrying.give_up().await;
+            self.reading.shared.retrying.abandon().await;
         }
         self.reading.report(Instant::now());
         self.reading.leave_behind(done.is_err());
-        self.reading.count_given_up();
+        self.reading.count_abandoned();
         self.telemetry.metrics.reads_table.set(0);
         // In flight is only what an error left there: it counts as not delivered, and that producer
         // must not deliver it later.
@@ -434,7 +434,7 @@ impl Work<'_> {
         telemetry.health.report(ToDo::Nothing);
         match made {
             Ok(made) => Ok(SlotCreation::Slot(wal, made)),
-            Err(given_up) => {
+            Err(abandoned) => {
                 // Its session would go on waiting, and leave a slot behind.
                 let ended = observer
                     .query_typed(
@@ -444,7 +444,7 @@ impl Work<'_> {
                     .await;
                 ended
                     .map_err(|error| fault::query("giving up a slot that is being made", &error))?;
-                Ok(given_up)
+                Ok(abandoned)
             }
         }
     }

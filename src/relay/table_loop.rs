@@ -176,7 +176,7 @@ impl<'a> TableLoop<'a> {
         let read = self.pass(&mut scan).await;
         scan.checkpoints.note_last();
         if let Err(error) = &read {
-            self.shared.retrying.give_up().await;
+            self.shared.retrying.abandon().await;
             if !error.kind().ends_producer() && !error.kind().halts() {
                 // The producer is well: what it has need not be sent again.
                 let until = Instant::now() + DRAIN_TIMEOUT;
@@ -516,7 +516,7 @@ impl<'a> TableLoop<'a> {
 
     /// Counts a transaction of the bus that is open when nothing more is read: it is never
     /// committed.
-    pub(super) fn count_given_up(&self) {
+    pub(super) fn count_abandoned(&self) {
         if self.publisher.transaction.is_open() {
             self.shared
                 .process

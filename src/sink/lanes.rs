@@ -149,7 +149,7 @@ impl Away {
 #[derive(Debug)]
 struct Life {
     tracker: Tracker,
-    given_up: CancellationToken,
+    abandoned: CancellationToken,
     outstanding: AtomicUsize,
 }
 
@@ -163,12 +163,12 @@ impl Life {
 }
 
 impl BusHandle for Life {
-    fn give_up(&self) -> Option<usize> {
+    fn abandon(&self) -> Option<usize> {
         let records = self.outstanding.load(Ordering::Relaxed);
         if records == 0 {
             return None;
         }
-        self.given_up.cancel();
+        self.abandoned.cancel();
         Some(records)
     }
 
@@ -221,7 +221,7 @@ impl<B: LaneBus> LaneSink<B> {
         let lanes = Lanes::new(bus.sent_max(), config.sink.max_in_flight_events);
         let life = Life {
             tracker: Tracker::new(B::KIND.bus(), is_quiet),
-            given_up: CancellationToken::new(),
+            abandoned: CancellationToken::new(),
             outstanding: AtomicUsize::new(0),
         };
         let mut sink = LaneSink {
@@ -239,8 +239,8 @@ impl<B: LaneBus> LaneSink<B> {
         Ok(sink)
     }
 
-    fn is_given_up(&self) -> bool {
-        self.life.given_up.is_cancelled()
+    fn is_abandoned(&self) -> bool {
+        self.life.abandoned.is_cancelled()
     }
 
     /// Checks a record, puts it into its lane, and sends what may be sent now.
@@ -249,7 +249,7 @@ impl<B: LaneBus> LaneSink<B> {
         record: &Record<'_>,
         enqueue: impl FnOnce(&mut Lanes) -> Result<(), EnqueueError>,
     ) -> Result<(), EnqueueError> {
-        if self.is_given_up() {
+        if self.is_abandoned() {
             return Err(EnqueueError::Finished);
         }
         self.bus.check(record).map_err(EnqueueError::Refused)?;
@@ -266,12 +266,12 @@ impl<B: LaneBus> LaneSink<B> {
             State::Open => {
                 while let Some(attempt) = self.lanes.next(now.into_std()) {
                     let bus = Arc::clone(&self.bus);
-                    let given_up = self.life.given_up.clone();
+                    let abandoned = self.life.abandoned.clone();
                     // A task moves its future several times, and this one is large.
                     self.running.spawn(Box::pin(async move {
                         // A process that stood still may have lost the slot: it sends no more.
-                        let sent = given_up.run_until_cancelled(bus.send(&attempt.record));
-                        let stopped = || Answer::Away(Away::Unreachable("given up".to_owned()));
+                        let sent = abandoned.run_until_cancelled(bus.send(&attempt.record));
+                        let stopped = || Answer::Away(Away::Unreachable("abandoned".to_owned()));
                         Ended::Attempt {
                             id: attempt.id,
                             answer: sent.await.unwrap_or_else(stopped),
@@ -430,7 +430,7 @@ impl<B: LaneBus> Sink for LaneSink<B> {
             while let Some(ended) = self.running.try_join_next() {
                 self.ended(ended);
             }
-            if self.is_given_up() {
+            if self.is_abandoned() {
                 let Some(ticket) = self.lanes.oldest() else {
                     return std::future::pending().await;
                 };
@@ -455,7 +455,7 @@ impl<B: LaneBus> Sink for LaneSink<B> {
                 Some(ended) = self.running.join_next() => self.ended(ended),
                 () = woken => {}
                 Ok(()) = self.server.changed() => self.told(),
-                () = life.given_up.cancelled() => {}
+                () = life.abandoned.cancelled() => {}
             }
         }
     }

@@ -263,9 +263,9 @@ impl BusChecks for NoChecks {}
 
 /// What a handle can do: see [`SinkHandle`].
 pub trait BusHandle: Send + Sync + std::fmt::Debug {
-    /// Gives up everything that was not acked, and says how many records that was; none where there
+    /// Abandons all records that were not acked, and says how many records that was; none where there
     /// were none, and then the sink goes on. Otherwise it takes no more, and reports a failure.
-    fn give_up(&self) -> Option<usize>;
+    fn abandon(&self) -> Option<usize>;
     /// Waits until the bus has refused us for some seconds on end, and says why.
     fn unusable(&self) -> BoxFuture<'_, Error>;
     /// The id of the cluster of servers; none where they do not tell.
@@ -283,10 +283,10 @@ impl SinkHandle {
         SinkHandle(Some(Arc::new(handle)))
     }
 
-    /// Gives up everything that was not acked, and says how many records that was; none where there
+    /// Abandons all records that were not acked, and says how many records that was; none where there
     /// were none.
-    pub(crate) fn give_up(&self) -> Option<usize> {
-        self.0.as_ref()?.give_up()
+    pub(crate) fn abandon(&self) -> Option<usize> {
+        self.0.as_ref()?.abandon()
     }
 
     /// Waits until the bus has refused us for some seconds on end, and says why.

@@ -93,7 +93,16 @@ impl Left {
         self.write_backs = take(&mut pipeline.publisher.write_backs);
         self.begun = take(&mut pipeline.begun);
         // Topics may have what was not found in them yet.
-        self.turn.is_in_doubt |= pipeline.publisher.judge.before.is_some();
+        if pipeline.publisher.judge.before.is_some() {
+            self.turn.doubt();
+        }
+    }
+
+    /// A session opens. After another relay was at work, nothing is left.
+    pub fn open(&mut self) {
+        if self.turn.open() {
+            self.forget();
+        }
     }
 
     /// The pipeline of a producer that begins at `now`, where `stored` is stored and `published`
@@ -106,6 +115,7 @@ impl Left {
         sink: S,
         now: Duration,
     ) -> Result<Pipeline<S>> {
+        self.open();
         let delivered = self.delivered.take();
         let (start, published) = match delivered.filter(|of| of.position.is_at_or_after(&stored)) {
             Some(of) => (of.position, of.published),
@@ -120,9 +130,7 @@ impl Left {
     /// A session at the table begins, which then knows what a stream of this process delivered.
     /// Gives the rows that are delivered, whatever else is known.
     pub fn tell(&mut self, start: &mut TableStart, why: &TableReason) -> Vec<RowId> {
-        if take(&mut self.turn.is_past) {
-            self.forget();
-        }
+        self.open();
         let is_asked = matches!(why, TableReason::Asked(_));
         let delivered = if is_asked {
             // The next stream begins behind it.
@@ -270,7 +278,7 @@ mod tests {
         let mut left = with_progress();
         let own = stored_by(&left, 1);
         assert_eq!(counting(&mut left, &own, &here), Position::at(Lsn::new(3)));
-        assert!(!left.turn.is_past);
+        assert!(!left.turn.is_past());
         // Another one that took over where this one was, and stored nothing else.
         let of_other = stored(1, 1);
         for (is_own, server) in [(false, &here), (true, &there)] {
@@ -284,7 +292,7 @@ mod tests {
                 counting(&mut left, &loaded, server),
                 Position::at(Lsn::new(1))
             );
-            assert!(left.turn.is_past && left.turn.is_in_doubt);
+            assert!(left.turn.is_past() && left.turn.take_doubt());
             assert!(left.delivered.is_none());
         }
     }

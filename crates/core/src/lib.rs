@@ -1,9 +1,36 @@
-//! The decisions of walrelay: everything that decides, and nothing that waits.
+//! The decisions of walrelay about events, positions, sessions and the table.
 //!
 //! Inputs and outputs are values. A message of the slot, a row of the table, an ack, "stored" go
 //! in; a record to enqueue, a write to a row, a position to store, an LSN to confirm come out. The
 //! core has no socket, no task and no timer; times are arguments. The program `walrelay` carries
-//! out what the core decides. The promises are numbered in the program's `lib.rs`.
+//! out what the core decides.
+//!
+//! Two inputs are no arguments. [`publisher::Publisher`] sends records to a [`sink::Sink`] and waits
+//! for the sink's deliveries. The back-off of events that failed draws from the generator of
+//! `fastrand`, which a test seeds.
+//!
+//! # Promises
+//!
+//! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/` break
+//! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P9
+//! and P12 to P14 (`promises.rs`).
+//!
+//! | promise | decided in | mutants |
+//! |---|---|---|
+//! | P1 confirm | the place of an event [`event`] (`assemble.rs`); the position [`ledger`]; the LSN [`ledger::confirm`]; whether the position belongs to the slot [`start`] | 01 to 17, 38, 56 to 58, 77 to 79, 81, 82 |
+//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`]; on a bus that answers for each record [`lanes`] | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 85 |
+//! | P1, P2 after the turn of another relay | [`turn`], [`left`], [`stored`] | 71 to 75 |
+//! | P3 nothing skipped | [`publisher::judge`], [`publisher::quarantine`], [`parked`] | 23, 37, 44, 48, 49 |
+//! | P4 memory, P5 back-pressure | [`publisher`] (`intake.rs`), [`ledger`]; status updates by the program | 24, 25 |
+//! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives | 26 |
+//! | P7 shutdown, P8 silence, P10 stopping | the program | 27 to 31, 51 |
+//! | P9 connections | [`sessions`], [`error`]: which error is retried | 36, 52, 67, 69 |
+//! | P11 hostile input | each parser here; [`printable`], [`secret`] | 32; tests `fuzzed_…` |
+//! | P12 the table | [`recovery`], [`catch_up`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84 |
+//! | P13 upkeep | [`publisher::write_back`], [`parked`]; refused writes [`sessions`] | 42, 68 |
+//! | P14 once | [`publisher::transaction`]; the fence by the program | 45, 47 |
+//!
+//! # Modules
 //!
 //! A module imports only modules above it in this table.
 //!

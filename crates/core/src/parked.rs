@@ -316,6 +316,14 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use strum::VariantArray as _;
+
+    #[test]
+    fn every_kind_of_error_has_a_known_class() {
+        for kind in Kind::VARIANTS {
+            assert!(CLASSES.contains(&kind.class()), "{kind:?}");
+        }
+    }
 
     #[test]
     fn commits_that_park_events_or_end_that_wait_for_standbys() {

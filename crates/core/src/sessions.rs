@@ -160,7 +160,7 @@ pub struct Sessions {
     table: Option<TableReason>,
     backoff: Backoff,
     /// The kind of the last error, until a session is open.
-    told: Option<Kind>,
+    last_error: Option<Kind>,
     /// How often something was learned of events that the broker refuses.
     learned: u64,
 }
@@ -230,7 +230,7 @@ impl Sessions {
         Ok(Retry {
             wait: topic.map_or(wait, |topic| topic.wait.unwrap_or_default()),
             tries: self.backoff.tries,
-            is_new: self.told.replace(kind) != Some(kind),
+            is_new: self.last_error.replace(kind) != Some(kind),
             producer: if delivery.transactions().is_some() {
                 ProducerAfter::End
             } else if kind.ends_producer() {
@@ -271,7 +271,7 @@ impl Sessions {
     /// The stream or the table is open.
     pub fn opened(&mut self) -> Resumed {
         Resumed {
-            after: self.told.take(),
+            after: self.last_error.take(),
             tries: self.backoff.tries,
         }
     }

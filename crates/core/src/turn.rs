@@ -4,6 +4,7 @@
 //! relay that takes over stores its id before it publishes anything. So a relay that finds its own
 //! id there knows that no other one was at work.
 
+use std::mem::take;
 use std::time::Duration;
 
 /// The longest standstill of a process that keeps its turn, where the server ends a session after
@@ -18,10 +19,10 @@ pub fn bearable(silence: Duration) -> Duration {
 /// have to come again behind them (P2).
 #[derive(Debug)]
 pub struct Turn {
-    /// Whether nothing counts that this process delivered. Until a session opens, which takes it.
-    pub is_past: bool,
-    /// Whether topics may have what comes again, for which the next stream looks.
-    pub is_in_doubt: bool,
+    /// Whether nothing counts that this process delivered.
+    is_past: bool,
+    /// Whether topics may have what comes again.
+    is_in_doubt: bool,
 }
 
 impl Default for Turn {
@@ -44,17 +45,41 @@ impl Turn {
         self.is_in_doubt |= self.is_past;
         !self.is_past
     }
+
+    /// Another relay streams: nothing counts that this process delivered, until a session opens.
+    pub fn lose(&mut self) {
+        self.is_past = true;
+    }
+
+    /// Whether another relay was at work, or may have been.
+    pub fn is_past(&self) -> bool {
+        self.is_past
+    }
+
+    /// A session opens, and goes on from what is stored. Whether nothing else counts.
+    pub(crate) fn open(&mut self) -> bool {
+        take(&mut self.is_past)
+    }
+
+    /// Topics may have what comes again: the next stream looks there.
+    pub fn doubt(&mut self) {
+        self.is_in_doubt = true;
+    }
+
+    /// A stream begins. Whether it looks in the topics.
+    pub fn take_doubt(&mut self) -> bool {
+        take(&mut self.is_in_doubt)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::take;
 
     /// A turn after the first session.
     fn turn() -> Turn {
         let mut turn = Turn::default();
-        assert!(take(&mut turn.is_in_doubt), "an earlier one was killed");
+        assert!(turn.take_doubt(), "an earlier one was killed");
         turn
     }
 
@@ -63,8 +88,8 @@ mod tests {
         for counts in [true, false] {
             let mut turn = turn();
             assert_eq!(turn.resume(counts), counts);
-            assert_eq!(take(&mut turn.is_past), !counts);
-            assert_eq!(take(&mut turn.is_in_doubt), !counts);
+            assert_eq!(turn.open(), !counts);
+            assert_eq!(turn.take_doubt(), !counts);
             assert!(turn.resume(true), "from here on it is ours");
         }
     }
@@ -74,7 +99,7 @@ mod tests {
         let mut turn = turn();
         assert!(!turn.resume(false));
         assert!(!turn.resume(true), "its id was stored, and no more");
-        assert!(take(&mut turn.is_past));
+        assert!(turn.open());
         assert!(turn.resume(true));
     }
 }

@@ -70,7 +70,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// come late.
 const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
-/// librdkafka's producer, whose reports go to its [`Context`] on a thread. A drop gives up what was
+/// librdkafka's producer, whose reports go to its [`Context`] on a thread. A drop abandons what was
 /// not acked, and waits for it.
 pub(super) struct PolledProducer {
     sender: Sender,
@@ -463,7 +463,7 @@ impl Inner {
             .for_each(|client| client.purge(all()));
     }
 
-    /// Ends the producer on a thread of its own: gives up what is queued or in flight, then frees
+    /// Ends the producer on a thread of its own: abandons what is queued or in flight, then frees
     /// it.
     ///
     /// Requests on the wire may still be written by the broker: they extend what it has of this
@@ -738,7 +738,7 @@ impl BusHandle for Producer {
     /// closed.
     ///
     /// Requests that the operating system has may still be written by a broker.
-    fn give_up(&self) -> Option<usize> {
+    fn abandon(&self) -> Option<usize> {
         let inner = self.inner.upgrade()?;
         let records =
             Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;

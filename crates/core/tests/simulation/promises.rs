@@ -174,7 +174,7 @@ impl World {
             .collect()
     }
 
-    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in
+    /// P1 and P2: every committed event is there, nothing else is, and first occurrences are in
     /// version order.
     pub(super) fn check_delivery(&self) {
         let committed: BTreeSet<Logged> = self

@@ -184,7 +184,7 @@ impl World {
             .process
             .drains_until
             .get_or_insert(self.now + DRAIN);
-        let is_past = self.relay.process.left.turn.is_past;
+        let is_past = self.relay.process.left.turn.is_past();
         if !is_drained && self.now < until && !is_past {
             return Ok(());
         }
@@ -215,11 +215,10 @@ impl World {
     fn open_stream(&mut self) -> Result<(), Error> {
         self.stored = self.stream_start();
         self.relay.process.left.stored(self.stored.clone());
-        if self.relay.process.left.turn.is_past {
+        if self.relay.process.left.turn.is_past() {
             let was_running = self.relay.pipeline.is_some();
             self.replace_producer();
-            self.relay.process.left.turn.is_past = false;
-            self.relay.process.left.forget();
+            self.relay.process.left.open();
             if was_running {
                 self.reached.count(Path::CameBack, 1);
                 return Err(Error::new(Kind::SlotActive, "another relay was at work"));
@@ -455,7 +454,7 @@ impl World {
             // Another relay may have had the turn since that was sent.
             let is_stale = broker.own.is_stale;
             broker.own.is_stale |=
-                self.relay.process.left.turn.is_past && !broker.is_transactional();
+                self.relay.process.left.turn.is_past() && !broker.is_transactional();
             broker.producer_gone(&mut self.random);
             broker.own.is_stale = is_stale;
         }
@@ -538,7 +537,7 @@ impl World {
 
     /// Makes the publisher find what a process published and did not store.
     fn expect_again(&mut self) {
-        let is_in_doubt = std::mem::take(&mut self.relay.process.left.turn.is_in_doubt);
+        let is_in_doubt = self.relay.process.left.turn.take_doubt();
         if !is_in_doubt || !self.mode.reads_tails {
             return;
         }

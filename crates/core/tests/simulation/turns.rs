@@ -133,7 +133,7 @@ impl World {
         drop(broker);
         self.interrupted(Error::new(Kind::PostgresUnreachable, "it stood still"));
         if gives_up {
-            self.relay.process.left.turn.is_in_doubt = true;
+            self.relay.process.left.turn.doubt();
             self.replace_producer();
         }
         ("stood still", Some(Fault::StoodStill))
@@ -220,7 +220,9 @@ impl World {
         if !self.server.is_taken() {
             return;
         }
-        self.relay.process.left.turn.is_past |= self.server.is_streamed();
+        if self.server.is_streamed() {
+            self.relay.process.left.turn.lose();
+        }
         let has_in_flight = |pipeline: &mut Pipeline<Producer>| {
             take_in_told(&mut pipeline.publisher).is_err() || !pipeline.publisher.is_drained()
         };
