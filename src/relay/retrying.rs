@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -132,7 +133,7 @@ impl Retrying {
         }
         if !publisher.judge.parking.is_any() {
             if std::mem::take(&mut self.is_used) {
-                *self.shared.known.tried.lock() = RetryMemory::default();
+                *self.shared.memory() = RetryMemory::default();
                 if let Ok(mut session) = self.shared.session.try_lock() {
                     *session = None;
                 }
@@ -310,16 +311,20 @@ impl Shared {
         Some(stored)
     }
 
+    fn memory(&self) -> MutexGuard<'_, RetryMemory> {
+        self.known.tried.lock()
+    }
+
     /// Remembers which events the bus has. Gives how many come before the first that it has not.
     fn note_acked(&self, held: &[ParkedRow], acked: &[bool]) -> usize {
         for (held, _) in held.iter().zip(acked).filter(|(_, acked)| **acked) {
-            self.known.tried.lock().acked(held.id, held.event.place);
+            self.memory().acked(held.id, held.event.place);
         }
         acked.iter().position(|acked| !acked).unwrap_or(acked.len())
     }
 
     fn is_acked(&self, held: &ParkedRow) -> bool {
-        self.known.tried.lock().is_acked(held.id, held.event.place)
+        self.memory().is_acked(held.id, held.event.place)
     }
 }
 
@@ -394,7 +399,7 @@ impl RetryRun<'_> {
             let looks = Instant::now();
             let sent = self.summary.sent;
             let mut looked = looks;
-            let paused = self.shared.known.tried.lock().paused(looks.into_std());
+            let paused = self.shared.memory().paused(looks.into_std());
             let mut due = self.marker.due(HEADS_MAX, &paused).await?;
             self.summary.looked = asked + looks.elapsed();
             // Who has repaired a topic and asks for a retry wants one.
@@ -402,12 +407,12 @@ impl RetryRun<'_> {
                 producer.refusing.clear();
             }
             // Aggregates that were blocked come last: they may take their time again.
-            due.sort_by_cached_key(|head| self.shared.known.tried.lock().was_blocked(head.id));
+            due.sort_by_cached_key(|head| self.shared.memory().was_blocked(head.id));
             for head in due {
                 if self.shared.ends.load(Ordering::Relaxed) {
                     return Ok(());
                 }
-                if began.elapsed() > LONG && self.shared.known.tried.lock().was_blocked(head.id) {
+                if began.elapsed() > LONG && self.shared.memory().was_blocked(head.id) {
                     break;
                 }
                 // An attempt may take long, and a requested drop waits for it.
@@ -443,7 +448,7 @@ impl RetryRun<'_> {
         let mut early = Vec::new();
         loop {
             let now = Instant::now().into_std();
-            let mut except = self.shared.known.tried.lock().paused(now);
+            let mut except = self.shared.memory().paused(now);
             except.extend_from_slice(&early);
             let asked = self.marker.dropped(DROPPED_AT_ONCE, &except).await?;
             if asked.is_empty() {
@@ -511,7 +516,7 @@ impl RetryRun<'_> {
             return;
         };
         // It was delivered before somebody asked.
-        let is_acked = self.shared.known.tried.lock().is_acked(*id, waiting.place);
+        let is_acked = self.shared.memory().is_acked(*id, waiting.place);
         if outbox.upkeep.mark_failed.is_some() && !is_acked {
             batch.failed.push((waiting.row.clone(), failure.clone()));
         } else {
@@ -522,7 +527,7 @@ impl RetryRun<'_> {
     /// Logged before it is done. The first ones are named; a line at the end of the pass has the
     /// number of all.
     fn log_drop(&mut self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
-        if self.shared.known.tried.lock().was_blocked(*id) {
+        if self.shared.memory().was_blocked(*id) {
             return;
         }
         self.summary.named += 1;
@@ -549,8 +554,7 @@ impl RetryRun<'_> {
         counter: &Counter,
     ) -> u64 {
         let (ids, released): (Vec<i64>, Vec<ParkedRef>) = events.into_iter().unzip();
-        ids.iter()
-            .for_each(|id| self.shared.known.tried.lock().written(*id));
+        ids.iter().for_each(|id| self.shared.memory().written(*id));
         let count = ids.len() as u64;
         counter.inc_by(count);
         self.report(RetryReport {
@@ -567,16 +571,14 @@ impl RetryRun<'_> {
             let search = Retry::Pending(outbox.to_owned());
             if self
                 .shared
-                .known
-                .tried
-                .lock()
+                .memory()
                 .is_paused(&search, Instant::now().into_std())
             {
                 continue;
             }
             match self.marker.ask_for_pending(index, outbox).await {
                 Ok(asked) => {
-                    self.shared.known.tried.lock().unblock(&search);
+                    self.shared.memory().unblock(&search);
                     if asked > 0 {
                         tracing::info!(event = "parked_retries_requested", %slot, outbox,
                             events = asked,
@@ -585,11 +587,10 @@ impl RetryRun<'_> {
                 }
                 Err(error) if !self.marker.answers().await => return Err(error),
                 Err(error) => {
-                    let (pause, is_new) = self.shared.known.tried.lock().block(
-                        search,
-                        Instant::now().into_std(),
-                        true,
-                    );
+                    let (pause, is_new) =
+                        self.shared
+                            .memory()
+                            .block(search, Instant::now().into_std(), true);
                     if is_new {
                         tracing::warn!(event = "parked_search_failed", %slot, outbox, %error,
                             fix = error.what_to_do(),
@@ -615,11 +616,10 @@ impl RetryRun<'_> {
     /// Errors: the fault is not of this aggregate alone.
     async fn blocked(&self, head: &AggregateHead, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
-        let (pause, is_new) = self.shared.known.tried.lock().block(
-            Retry::Event(head.id),
-            Instant::now().into_std(),
-            !is_whole,
-        );
+        let (pause, is_new) =
+            self.shared
+                .memory()
+                .block(Retry::Event(head.id), Instant::now().into_std(), !is_whole);
         let (doing, row, error) = match trouble {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),
@@ -727,7 +727,7 @@ impl RetryRun<'_> {
                 error
             }
         })?;
-        let memory = self.shared.known.tried.lock();
+        let memory = self.shared.memory();
         Ok(walk.read(held, &self.stored.position, &memory))
     }
 
@@ -852,7 +852,7 @@ impl RetryRun<'_> {
         batch
             .failed_again
             .iter()
-            .for_each(|failed| self.shared.known.tried.lock().written(failed.id));
+            .for_each(|failed| self.shared.memory().written(failed.id));
         Ok(())
     }
 

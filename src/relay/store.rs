@@ -57,17 +57,21 @@ impl AnyStore {
 
 /// How soon the bus is asked again where it cannot be reached.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long slot or lease are held meanwhile. The next session asks the bus before it takes them:
+/// a relay that cannot deliver leaves them to one that can.
+const HELD_MAX: Duration = Duration::from_secs(60);
 
-/// Repeats `attempt` for as long as the bus cannot be reached, and calls `tell` with the first such
-/// error.
+/// Repeats `attempt` while the bus cannot be reached, for [`HELD_MAX`], and calls `tell` with the
+/// first such error.
 pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     attempt: impl Fn() -> F,
     tell: impl FnOnce(&Error),
 ) -> Result<T> {
     let mut tell = Some(tell);
+    let until = Instant::now() + HELD_MAX;
     loop {
         match attempt().await {
-            Err(error) if error.kind() == Kind::BusUnreachable => {
+            Err(error) if error.kind() == Kind::BusUnreachable && Instant::now() < until => {
                 if let Some(tell) = tell.take() {
                     tell(&error);
                 }
@@ -78,7 +82,7 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// Opens the store and reads it; while the bus cannot be reached, for as long as it takes. Stores
+/// Opens the store and reads it; while the bus cannot be reached, for [`HELD_MAX`]. Stores
 /// that this process has taken over. What this process could not store counts as stored.
 pub(super) async fn read_position(
     config: &Config,
@@ -102,7 +106,7 @@ pub(super) async fn read_position(
     };
     let tell = |error: &Error| {
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
-            "the stored position cannot be read yet; holding the slot until it can");
+            "the stored position cannot be read yet; holding the slot for a minute at most");
     };
     let (mut store, loaded) = once_reachable(read, tell).await?;
     let counts = known.left.lock().resume(loaded.as_ref(), server);

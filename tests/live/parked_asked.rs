@@ -278,7 +278,10 @@ fn drops_that_wait_for_a_standby_are_given_up_once_and_made_when_none_is_awaited
     let parked = || world.number_parked();
     eventually("they wait", ARRIVAL, parked, |count| *count == 3);
     postgres.alter("synchronous_standby_names", "nobody");
-    sql.run("update walrelay.parked set asked = 'drop'");
+    command(&world, "drop")
+        .flag("--all")
+        .flag("--yes")
+        .succeed();
     let given_up = |log: &String| log.contains(r#""event":"parked_retry_failed""#);
     eventually("it is given up", ONE_ANSWER, || relay.log(), given_up);
     postgres.alter("synchronous_standby_names", "");

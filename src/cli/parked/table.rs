@@ -129,9 +129,6 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
         Change::Retry => "retry",
         Change::Drop => "drop",
     };
-    // A synchronous standby that is promoted knows of it.
-    let wait = "set synchronous_commit = on";
-    table.session.run("waiting for standbys", wait).await?;
     let mut bar = Bar::new(args.consent.output);
     let of = plan.ids.len() as u64;
     // The newest first: as long as the head of an aggregate waits, the relay delivers none behind
