@@ -456,16 +456,16 @@ impl Relay {
         let Some(pipeline) = self.producer.running_mut() else {
             return Ok(());
         };
-        let mut until = Instant::now();
-        if !self.known.left.lock().turn.is_past() {
-            until += LAST_ACKS_TIMEOUT;
-        }
+        let (limit, why) = match self.known.left.lock().turn.is_past() {
+            true => (Duration::ZERO, "another relay was at work"),
+            false => (LAST_ACKS_TIMEOUT, "acks do not come"),
+        };
+        let until = Instant::now() + limit;
         let before = pipeline.publisher.counts;
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
         if !drained? {
-            let what =
-                "acks do not come, or another relay was at work; reading the table without them";
+            let what = format!("{why}; reading the table without what is in flight");
             return Err(Error::new(Kind::BusUnreachable, what));
         }
         Ok(())
