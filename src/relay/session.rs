@@ -536,7 +536,7 @@ async fn producer_of_session(
     };
     let tell = |error: &Error| {
         tracing::warn!(event = "transactions_awaited", %slot, %error,
-            "transactions of the bus are not available yet; holding the slot for a minute at most");
+            "transactions of the bus are not available yet; holding the slot for a minute");
     };
     let sink = once_reachable(|| AnySink::transactional(config, &of), tell).await?;
     tracing::debug!(%slot, id = of.id, "older producers are fenced");

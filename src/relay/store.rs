@@ -1,10 +1,11 @@
 //! The store of the position, and the part of it that other tasks read.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::sink::SinkHandle;
@@ -106,7 +107,7 @@ pub(super) async fn read_position(
     };
     let tell = |error: &Error| {
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
-            "the stored position cannot be read yet; holding the slot for a minute at most");
+            "the stored position cannot be read yet; holding the slot for a minute");
     };
     let (mut store, loaded) = once_reachable(read, tell).await?;
     let counts = known.left.lock().resume(loaded.as_ref(), server);
@@ -118,4 +119,25 @@ pub(super) async fn read_position(
     }
     let progress = known.left.lock().progress.clone();
     Ok((store, progress.or(loaded)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slot_is_held_for_a_minute_while_the_bus_cannot_be_reached() {
+        let began = Instant::now();
+        let tries = Cell::new(0);
+        let told = Cell::new(0);
+        let attempt = || async {
+            tries.set(tries.get() + 1);
+            Err::<(), _>(Error::new(Kind::BusUnreachable, "nobody answers"))
+        };
+        let ended = once_reachable(attempt, |_| told.set(told.get() + 1)).await;
+        assert_eq!(ended.unwrap_err().kind(), Kind::BusUnreachable);
+        assert_eq!(began.elapsed(), HELD_MAX);
+        assert!(tries.get() > 50 && told.get() == 1, "{tries:?} {told:?}");
+    }
 }

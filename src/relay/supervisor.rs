@@ -465,7 +465,7 @@ impl Relay {
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
         if !drained? {
-            let what = format!("{why}; reading the table without what is in flight");
+            let what = format!("{why}; reading the table without them");
             return Err(Error::new(Kind::BusUnreachable, what));
         }
         Ok(())
