@@ -455,36 +455,6 @@ impl Metrics {
         create_all(&self.written_back_rows, OUTCOME, OUTCOMES);
     }
 
-    /// All metrics with every value known, so that each is exposed: for tests of names.
-    pub fn known() -> Self {
-        let metrics = Metrics::new();
-        let lsn = Lsn::new(1);
-        let one = Some(1);
-        let state = SlotState {
-            safe_wal_bytes: one,
-            spill_bytes: one,
-            inactive_seconds: Some(1.0),
-            active: Some(true),
-            confirmed_lsn: Some(lsn),
-            restart_lsn: Some(lsn),
-            wal_end: Some(lsn),
-            ..SlotState::default()
-        };
-        metrics.set_slot(&state);
-        metrics.set_parked(one, Some(1.0));
-        metrics.received_lsn.set(lsn);
-        metrics.stored_lsn.set(lsn);
-        metrics.clock_difference_seconds.set(Some(1.0));
-        metrics.outbox_events("", 1);
-        metrics.copied_rows("", 1);
-        metrics.set_rows(RowState::Unpublished, "", one);
-        metrics.set_rows(RowState::Failed, "", one);
-        metrics.relay_info.get_or_create(&Vec::new()).set(1);
-        metrics.clean_up_success_timestamp_seconds.set(Some(1.0));
-        metrics.broker_round_trip_seconds.set(Some(1.0));
-        metrics
-    }
-
     /// The metrics of a slot without those of a relay, at zero.
     pub(crate) fn of_slot() -> Self {
         let mut metrics = Metrics::new();
@@ -949,5 +919,62 @@ mod tests {
         assert_eq!(metrics.lag_seconds(1_000_000), 0.0, "clocks differ");
         metrics.set_oldest_unacked_commit(None);
         assert_eq!(metrics.lag_seconds(5_000_000), 0.0);
+    }
+
+    /// All metrics with every value known, so that each is exposed.
+    fn known() -> Metrics {
+        let metrics = Metrics::new();
+        let lsn = Lsn::new(1);
+        let one = Some(1);
+        let state = SlotState {
+            safe_wal_bytes: one,
+            spill_bytes: one,
+            inactive_seconds: Some(1.0),
+            active: Some(true),
+            confirmed_lsn: Some(lsn),
+            restart_lsn: Some(lsn),
+            wal_end: Some(lsn),
+            ..SlotState::default()
+        };
+        metrics.set_slot(&state);
+        metrics.set_parked(one, Some(1.0));
+        metrics.received_lsn.set(lsn);
+        metrics.stored_lsn.set(lsn);
+        metrics.clock_difference_seconds.set(Some(1.0));
+        metrics.outbox_events("", 1);
+        metrics.copied_rows("", 1);
+        metrics.set_rows(RowState::Unpublished, "", one);
+        metrics.set_rows(RowState::Failed, "", one);
+        metrics.relay_info.get_or_create(&Vec::new()).set(1);
+        metrics.clean_up_success_timestamp_seconds.set(Some(1.0));
+        metrics.broker_round_trip_seconds.set(Some(1.0));
+        metrics
+    }
+
+    #[test]
+    fn every_metric_is_documented_with_its_type() {
+        let text = known().encode().unwrap();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let exposed: BTreeMap<String, &str> = types
+            .map(|described| {
+                let (name, kind) = described.split_once(' ').unwrap();
+                let ending = match kind {
+                    "counter" => "_total",
+                    "info" => "_info",
+                    _ => "",
+                };
+                (format!("{name}{ending}"), kind)
+            })
+            .collect();
+        let page = include_str!("../../docs/reference/metrics.md");
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        let documented: BTreeMap<String, &str> = rows
+            .map(|row| {
+                let mut cells = row.split(" | ");
+                let name = cells.next().unwrap().split(['{', '`']).next().unwrap();
+                (name.to_owned(), cells.next().unwrap().trim())
+            })
+            .collect();
+        assert_eq!(documented, exposed);
     }
 }
