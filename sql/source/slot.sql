@@ -11,7 +11,13 @@ select pg_catalog.jsonb_build_object(
         else pg_catalog.pg_current_wal_flush_lsn()
     end,
     'slot', (
-        select pg_catalog.to_jsonb(s) from pg_catalog.pg_replication_slots s where s.slot_name = $1
+        select pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object(
+            -- What is no relay and streams from it, as far as its name is visible.
+            'stranger', case when r.application_name not like 'walrelay%' then nullif(r.application_name, '') end
+        )
+        from pg_catalog.pg_replication_slots s
+        left join pg_catalog.pg_stat_replication r on r.pid = s.active_pid
+        where s.slot_name = $1
     ),
     -- Whether the slot's walsender is a synchronous standby. Without pg_monitor, the names of other roles' walsenders are not visible.
     'synchronous', pg_catalog.jsonb_build_object(
@@ -22,6 +28,9 @@ select pg_catalog.jsonb_build_object(
             join pg_catalog.pg_replication_slots s on s.active_pid = r.pid
             where s.slot_name = $1
         ),
+        -- Hidden walsenders may be synchronous standbys: then nothing is known.
+        'is_unattended', pg_catalog.current_setting('synchronous_standby_names') <> '' and not pg_catalog.pg_is_in_recovery()
+            and not exists (select from pg_catalog.pg_stat_replication r where r.sync_state is distinct from 'async'),
         'standbys', (
             select coalesce(pg_catalog.jsonb_agg(distinct r.application_name), '[]'::jsonb)
             from pg_catalog.pg_stat_replication r

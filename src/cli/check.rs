@@ -66,7 +66,7 @@ Exit codes:
   12  the server is not fit for logical replication
   14  the slot is not walrelay's, or is lost and run does not make it
   15  publication or table do not fit
-  20  the row cannot be routed, and delivery.on_error is stop: `run` stops at such a row
+  20  `run` stops: the row cannot be routed and delivery.on_error is stop, or its id is NULL
   21  the row makes a record that the bus can never take, likewise";
 
 const READING: &str = "reading a row";
@@ -139,12 +139,11 @@ fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey
         );
         survey.warning(CHECK, name, found, None);
     }
-    match (&found.refused, on_error) {
-        (None, _) => {}
-        (Some(error), OnError::Stop) => survey.wrong(CHECK, name, error),
-        // The relay goes on.
-        (Some(error), OnError::Park | OnError::Skip | OnError::DeadLetter) => {
-            survey.risk(CHECK, name, error);
+    if let Some(error) = &found.refused {
+        match on_error == OnError::Stop || found.has_no_id {
+            true => survey.wrong(CHECK, name, error),
+            // The relay goes on.
+            false => survey.risk(CHECK, name, error),
         }
     }
 }
@@ -243,11 +242,7 @@ impl Reading<'_> {
             }
             Err(error) => return Err(error),
         };
-        let id = values.first().cloned().flatten().unwrap_or_default();
-        let mut found = Found {
-            row: Some(RowId { id, chosen }),
-            ..Found::default()
-        };
+        let mut found = Found::of_row(values.first().cloned().flatten(), chosen);
         let position = outbox.route.position_header.as_deref();
         let routed = sampled.routed(&values, |record| {
             let admitted = admission.as_ref().map_or(Ok(()), |admits| admits(record));
@@ -383,11 +378,25 @@ struct Found {
     record: Option<Shown>,
     #[serde(skip)]
     refused: Option<Error>,
+    /// Its id is NULL: the relay stops whatever is configured.
+    #[serde(skip)]
+    has_no_id: bool,
     #[serde(skip)]
     no_row: String,
 }
 
 impl Found {
+    fn of_row(id: Option<String>, chosen: String) -> Found {
+        Found {
+            has_no_id: id.is_none(),
+            row: Some(RowId {
+                id: id.unwrap_or_default(),
+                chosen,
+            }),
+            ..Found::default()
+        }
+    }
+
     fn no_row(why: impl Into<String>) -> Found {
         Found {
             no_row: why.into(),
@@ -470,16 +479,22 @@ impl Shown {
     }
 
     fn lines(&self) -> Vec<(&'static str, String)> {
-        let mut lines = vec![("topic", self.topic.clone())];
+        let mut lines = vec![("  topic", self.topic.clone())];
         let key = self.key.as_ref().map(Text::shown);
-        lines.push(("key", key.unwrap_or_else(|| "(none: no order)".to_owned())));
+        lines.push((
+            "  key",
+            key.unwrap_or_else(|| "(none: no order)".to_owned()),
+        ));
         let partition = self.partition.map(|number| number.to_string());
         let by_key = if self.key.is_some() {
             "(by the key)"
         } else {
             "(each in turn)"
         };
-        lines.push(("partition", partition.unwrap_or_else(|| by_key.to_owned())));
+        lines.push((
+            "  partition",
+            partition.unwrap_or_else(|| by_key.to_owned()),
+        ));
         let time = self
             .timestamp_ms
             .map(|ms| match jiff::Timestamp::from_millisecond(ms) {
@@ -487,7 +502,7 @@ impl Shown {
                 Err(_) => format!("{ms} ms"),
             });
         lines.push((
-            "timestamp",
+            "  timestamp",
             time.unwrap_or_else(|| "(the time of sending)".to_owned()),
         ));
         for Header {
@@ -501,12 +516,12 @@ impl Shown {
                 Some(value) => value.shown(),
                 None => "(without a value)".to_owned(),
             };
-            lines.push(("header", format!("{name}: {value}")));
+            lines.push(("  header", format!("{name}: {value}")));
         }
         lines.push(match (self.body_bytes, &self.body) {
-            (None, _) => ("body", "(none: a tombstone)".to_owned()),
-            (Some(bytes), None) => ("body", format!("({bytes} bytes)")),
-            (Some(bytes), Some(body)) => ("body", format!("({bytes} bytes) {}", body.shown())),
+            (None, _) => ("  body", "(none: a tombstone)".to_owned()),
+            (Some(bytes), None) => ("  body", format!("({bytes} bytes)")),
+            (Some(bytes), Some(body)) => ("  body", format!("({bytes} bytes) {}", body.shown())),
         });
         lines
     }
@@ -545,11 +560,17 @@ impl Report<'_> {
 
     fn text(&self) -> String {
         let setup = NextCommand::new("setup").option("slot", &self.slot);
-        let there = |name: &str, exists: bool| match (exists, self.fit) {
-            (true, true) => format!("{name}, fit"),
-            (true, false) => name.to_owned(),
-            (false, true) => format!("{name} is not there yet: `{setup}` creates it"),
-            (false, false) => format!("{name} is not there"),
+        let warnings = || self.checks.iter().filter(|check| check.state == WARNING);
+        let there = |of, name: &str, exists: bool| {
+            let text = match (exists, self.fit) {
+                (true, true) if warnings().all(|warning| warning.check != of) => {
+                    format!("{name}, fit")
+                }
+                (true, _) => name.to_owned(),
+                (false, true) => format!("{name} is not there yet: `{setup}` creates it"),
+                (false, false) => format!("{name} is not there"),
+            };
+            (of, text)
         };
         let mut lines = vec![(
             "database",
@@ -561,13 +582,12 @@ impl Report<'_> {
                 "the table, without publication and slot".to_owned(),
             ));
         } else {
-            let publication = there(&self.publication, self.publication_exists);
             lines.extend([
-                ("publication", publication),
-                ("slot", there(&self.slot, self.slot_exists)),
+                there("publication", &self.publication, self.publication_exists),
+                there("slot", &self.slot, self.slot_exists),
             ]);
         }
-        for Check { found, fix, .. } in self.checks.iter().filter(|check| check.state == WARNING) {
+        for Check { found, fix, .. } in warnings() {
             lines.push(("warning", found.clone()));
             lines.extend(
                 fix.iter()
@@ -575,10 +595,8 @@ impl Report<'_> {
                     .map(|line| ("  fix", line.to_owned())),
             );
         }
-        let lines = lines
-            .into_iter()
-            .map(|(label, text)| (label.to_owned(), text));
-        labelled(lines.chain(self.outboxes.iter().flat_map(Outbox::lines)))
+        lines.extend(self.outboxes.iter().flat_map(Outbox::lines));
+        labelled(lines)
     }
 }
 
@@ -611,7 +629,7 @@ impl Outbox {
         }
     }
 
-    fn lines(&self) -> impl Iterator<Item = (String, String)> {
+    fn lines(&self) -> Vec<(&'static str, String)> {
         let listed = |columns: &[String]| {
             if columns.is_empty() {
                 "none".to_owned()
@@ -636,24 +654,14 @@ impl Outbox {
             no_row,
             ..
         } = &self.found;
-        let row = match (row, record) {
-            (None, _) => no_row.clone(),
-            (Some(RowId { id, chosen }), Some(_)) => {
-                format!("{}, {chosen}, goes to", Id::of(id.as_bytes()))
-            }
-            (Some(RowId { id, chosen }), None) => {
-                format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes()))
-            }
-        };
-        lines.push(("row", row));
-        let record = record
-            .iter()
-            .flat_map(Shown::lines)
-            .map(|(label, text)| (format!("  {label}"), text));
+        let goes = record
+            .as_ref()
+            .map_or(": cannot be routed", |_| ", goes to");
+        let of =
+            |RowId { id, chosen }: &RowId| format!("{}, {chosen}{goes}", Id::of(id.as_bytes()));
+        lines.push(("row", row.as_ref().map_or(no_row.clone(), of)));
+        lines.extend(record.iter().flat_map(Shown::lines));
         lines
-            .into_iter()
-            .map(|(label, text)| (label.to_owned(), text))
-            .chain(record)
     }
 }
 
@@ -780,6 +788,42 @@ mod tests {
           header     walrelay-position: (known when the row is relayed)
           body       (9 bytes) {"a":\n 1}
         "#);
+    }
+
+    #[test]
+    fn a_slot_with_a_warning_is_not_said_to_be_fit() {
+        let mut survey = Survey::default();
+        survey.ok("slot", "orders", "active");
+        let line = |survey: &Survey| {
+            let mut report = report_of(&OutboxConfig::default(), Found::default(), &survey.checks);
+            report.slot_exists = true;
+            let text = report.text();
+            text.lines()
+                .find(|line| line.starts_with("slot"))
+                .map(str::to_owned)
+        };
+        assert_eq!(line(&survey).as_deref(), Some("slot         orders, fit"));
+        survey.warning("slot", "orders", "slot orders is lost", None);
+        assert_eq!(line(&survey).as_deref(), Some("slot         orders"));
+    }
+
+    #[test]
+    fn a_row_stops_the_relay_as_configured_or_without_an_id() {
+        let table = TableName::debezium();
+        for (on_error, has_no_id, state) in [
+            (OnError::Park, false, WARNING),
+            (OnError::Park, true, WRONG),
+            (OnError::Stop, false, WRONG),
+        ] {
+            let found = Found {
+                refused: Some(Error::new(Kind::Event, "column id is NULL")),
+                has_no_id,
+                ..Found::default()
+            };
+            let mut survey = Survey::default();
+            judge(&found, &table, on_error, &mut survey);
+            assert_eq!(survey.checks[0].state, state, "{on_error:?} {has_no_id}");
+        }
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Checked {
             report.wal.lag_seconds = report
                 .wal
                 .lag_seconds
-                .or_else(|| waited.map(|waited| waited.as_secs_f64()));
+                .or(waited.map(|waited| waited.as_secs_f64()));
             report.wal.unconfirmed = looks.unconfirmed(Instant::now());
         }
         Ok(report)
@@ -271,6 +271,9 @@ struct Sessions {
     application: Option<String>,
     /// The client's address, or `[local]` for a Unix socket.
     client: Option<String>,
+    /// What the walsender serves, where its name is not that of a relay.
+    #[serde(skip_serializing)]
+    stranger: Option<String>,
     /// The session of a relay that reads the table, instead of a slot or before it streams.
     table_reader_pid: Option<i32>,
     /// Sessions of relays that stand by, as far as the role may see them.
@@ -350,7 +353,7 @@ impl Report {
                     problems.push(format!("the slot is lost ({UNMADE})"))
                 }
                 (false, _) => problems.push(NO_RELAY.to_owned()),
-                (true, Some(_)) => {}
+                (true, Some(_)) => problems.extend(self.relay.stranger.clone()),
             }
         }
         if let (Some(false), Some(why)) = (self.asked.ready, &self.asked.ready_detail) {
@@ -409,7 +412,6 @@ impl Report {
         self.asked = Asked::from(answer);
         if !is_at_work {
             self.asked.intake = None;
-            self.asked.bus = None;
             self.asked.intake_detail = Some("no relay is at work".to_owned());
         }
     }
@@ -426,25 +428,24 @@ impl Report {
                 self.problems.join("; ")
             ),
         );
-        if self.plugin.as_deref() != Some("pgoutput") {
-            return Err(error.remedy("name the slot that `walrelay setup` created with --slot"));
-        }
-        if let Some(fix) = &self.asked.fix {
-            return Err(error.remedy(fix.as_str()));
-        }
         let slot = &self.slot;
-        Err(match (self.wal.wal_status.as_deref(), self.relay.active) {
-            (Some("lost"), _) => error.remedy(make_slot_again(slot)),
-            (_, false) => error.remedy(
-                Remedy::from("start a relay: `")
-                    .and(NextCommand::new("run").option("slot", slot))
-                    .and(
-                        "`; if one runs, its /readyz and its log name the reason why it does not \
-                         stream: it may wait for a topic that refuses records, or for the bus",
-                    ),
-            ),
-            (_, true) => error.remedy("read the relay's log: the bus may be slow or unreachable"),
-        })
+        // One that answers runs, if it is not at work yet.
+        let runs = self.asked.ready.is_some() || self.relay.active && self.relay.stranger.is_none();
+        let remedy = match (&self.asked.fix, self.wal.wal_status.as_deref()) {
+            _ if self.plugin.as_deref() != Some("pgoutput") => {
+                "name the slot that `walrelay setup` created with --slot".into()
+            }
+            (Some(fix), _) => fix.as_str().into(),
+            (None, Some("lost")) => make_slot_again(slot),
+            _ if runs => "read the relay's log: the bus may be slow or unreachable".into(),
+            _ => Remedy::from("start a relay: `")
+                .and(NextCommand::new("run").option("slot", slot))
+                .and(
+                    "`; if one runs, its /readyz and its log name the reason why it does not \
+                     stream: it may wait for a topic that refuses records, or for the bus",
+                ),
+        };
+        Err(error.remedy(remedy))
     }
 
     /// The result for Nagios. Call after [`Report::judge`] with the same limits.
@@ -523,6 +524,7 @@ impl Report {
                 bytes(safe)
             ),
             None if self.kind.is_none() => "-".to_owned(),
+            None if wal.lost().is_some() => "none: the slot is lost".to_owned(),
             None => "no bound (max_slot_wal_keep_size)".to_owned(),
         };
         let doctor = NextCommand::new("doctor").option("slot", slot);
@@ -621,7 +623,7 @@ impl Sessions {
                 format!("backend pid {pid}, {application}{place}")
             }
             (true, None) => "connected".to_owned(),
-            (false, _) => "none".to_owned(),
+            (false, _) => "none at work".to_owned(),
         }
     }
 
@@ -648,14 +650,7 @@ impl From<Result<RelayAnswer, String>> for Asked {
             }) => Asked {
                 ready: Some(readiness.ready),
                 ready_detail: readiness.detail,
-                intake: Some(
-                    if intake_closed.is_none() {
-                        "open"
-                    } else {
-                        "closed"
-                    }
-                    .to_owned(),
-                ),
+                intake: Some(intake_closed.map_or("open", |_| "closed").to_owned()),
                 intake_detail: intake_closed.map(|why| why.words().to_owned()),
                 bus: Some(Into::<&str>::into(bus).to_owned()),
                 fix: readiness.fix,
@@ -921,6 +916,11 @@ mod tests {
                 "the relay is not ready: not connected to Kafka",
             ),
             (json!({"ready": null}), none, ""),
+            (
+                json!({"stranger": "backend pid 7 (psql) is not a relay"}),
+                none,
+                "backend pid 7 (psql) is not a relay",
+            ),
             // A relay that polls needs no slot.
             (
                 json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9}),
@@ -946,6 +946,45 @@ mod tests {
                 problems,
                 "{changes}"
             );
+        }
+    }
+
+    #[test]
+    fn a_relay_is_to_be_started_only_where_none_runs() {
+        let none = Limits::default();
+        let remedy = |changes, fix: Option<&str>| {
+            let mut report = report(changes);
+            report.asked.fix = fix.map(str::to_owned);
+            report.judge(&none);
+            report.verdict().unwrap_err().what_to_do().unwrap()
+        };
+        let late = json!({"lag_bytes": 5, "ready": false, "ready_detail": "late"});
+        for (changes, fix, said) in [
+            (
+                json!({"active": false, "ready": null}),
+                None,
+                "start a relay: ",
+            ),
+            (
+                json!({"active": false, "ready": false, "ready_detail": "starting"}),
+                None,
+                "read the relay's log",
+            ),
+            (
+                json!({"stranger": "x", "ready": null}),
+                None,
+                "start a relay: ",
+            ),
+            (late.clone(), None, "read the relay's log"),
+            (late, Some("select 1"), "select 1"),
+            (
+                json!({"wal_status": "lost", "ready": null}),
+                None,
+                "`walrelay run --slot orders`",
+            ),
+        ] {
+            let remedy = remedy(changes.clone(), fix);
+            assert!(remedy.starts_with(said), "{changes}: {remedy}");
         }
     }
 
@@ -1167,8 +1206,16 @@ mod tests {
                 "WAL bound   100 GiB more can be written before the slot may be lost\n",
             ),
             (
+                json!({"wal_status": "lost"}),
+                "WAL bound   none: the slot is lost\n",
+            ),
+            (
                 json!({"active": false, "pid": null, "reply_age_seconds": null}),
                 "last heard  -\n",
+            ),
+            (
+                json!({"active": false, "pid": null}),
+                "relay       none at work\n",
             ),
             (
                 json!({"intake": "open", "intake_detail": null}),

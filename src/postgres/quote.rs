@@ -1,6 +1,8 @@
 //! Quotes names and texts for SQL (P11). Replication commands take no parameters, so quoting is the
 //! only way.
 
+use std::fmt::Display;
+
 use walrelay_core::config::TableName;
 use walrelay_core::config::name::in_quotes;
 use walrelay_core::error::{Error, Kind, Result};
@@ -42,6 +44,13 @@ pub(crate) fn quote_own_rows(name: &TableName, is_partitioned: bool) -> Result<S
 /// [`quote_ident`].
 pub(crate) fn quoted(name: &str) -> String {
     in_quotes(name)
+}
+
+/// The SQL that changes a setting, for people. A line per statement: `alter system` refuses to run
+/// with others. The remark ends it, so that it can also be pasted as one line.
+pub(crate) fn altered(setting: &str, value: impl Display, remark: &str) -> String {
+    let value = value.to_string().replace('\'', "''");
+    format!("alter system set {setting} = '{value}';\nselect pg_reload_conf(); -- {remark}")
 }
 
 /// `text`, which must hold no NUL, as a string constant under any `standard_conforming_strings`.

@@ -791,7 +791,7 @@ impl ReplicationLoop<'_> {
         if is_synchronous {
             let error = found.fault(slot);
             let state = found.state.as_deref().unwrap_or_default();
-            let fix = error.what_to_do();
+            let fix = found.remedy().replace('\n', " ");
             tracing::error!(event = "synchronous_standby", %slot, %error, fix, state,
                 "commits wait for this relay");
             self.shared.process.telemetry.failed(&error);

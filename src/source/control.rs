@@ -71,12 +71,9 @@ fn pending_sql(number: usize, outbox: &OutboxConfig) -> Result<Option<String>> {
 pub(crate) struct WalPosition {
     /// The end of the flushed WAL, or of the replayed WAL on a standby.
     pub wal_end: Lsn,
-    #[serde(default)]
     pub snapshot: Option<Snapshot>,
     pub slot: Option<Slot>,
-    #[serde(default)]
     pub synchronous: Synchronous,
-    #[serde(default)]
     pub oldest_transaction: Option<OldTransaction>,
 }
 

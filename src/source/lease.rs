@@ -101,7 +101,6 @@ pub(crate) struct Holder {
     /// The address, likewise; none for a local socket.
     pub client: Option<String>,
     /// Its role, where that has nothing to do with the relay's: no relay of this slot.
-    #[serde(default)]
     pub stranger: Option<String>,
 }
 

@@ -12,7 +12,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::SourceConfig;
 use crate::postgres::query::{one_json, one_text};
-use crate::postgres::quote::quoted;
+use crate::postgres::quote::{altered, quoted};
 use crate::source::catalog::{Catalog, Catalogs, Flags, Member, Publication, PublishedTable, Seen};
 use crate::source::synchronous::Synchronous;
 use walrelay_core::catalog::{no_column, no_table};
@@ -61,14 +61,12 @@ pub(crate) async fn inspect(
     {
         return Err(pooled());
     }
-    let wal_end = found.wal_end.unwrap_or_default();
-    let synchronous = found.synchronous;
     Ok(Facts {
         server,
         system_identifier,
         slot: found.slot,
-        wal_end,
-        synchronous,
+        wal_end: found.wal_end.unwrap_or_default(),
+        synchronous: found.synchronous,
         catalogs,
         base_types,
     })
@@ -138,6 +136,12 @@ pub(crate) struct Facts {
 impl Facts {
     pub(crate) fn publication(&self) -> Option<&Publication> {
         self.catalogs.first()?.publication.as_ref()
+    }
+
+    /// Bytes of WAL that the slot retains.
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        let restart = self.slot.as_ref().and_then(|slot| slot.restart_lsn);
+        restart.map_or(0, |restart| self.wal_end.bytes_since(restart))
     }
 
     /// The outboxes by the OIDs of their tables, for an assembler.
@@ -266,6 +270,9 @@ pub(crate) struct Slot {
     pub database: Option<String>,
     /// Process id of the walsender that streams from it.
     pub active_pid: Option<i32>,
+    /// The name of a client that streams from it and is no relay.
+    #[serde(default)]
+    pub stranger: Option<String>,
     /// Dropped at the end of its session.
     pub temporary: bool,
     /// Decodes prepared transactions at `PREPARE`.
@@ -329,7 +336,6 @@ struct SlotAnswer {
     backend_pid: i32,
     wal_end: Option<Lsn>,
     slot: Option<Slot>,
-    #[serde(default)]
     synchronous: Synchronous,
 }
 
@@ -500,7 +506,15 @@ fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Fi
         return vec![Finding::new("slot", slot, Err(fault))];
     };
     let judged = judge_slot(found, slot, database, &setup);
-    let mut findings = vec![Finding::new("slot", slot, judged.map(|()| Vec::new()))];
+    let stranger = found.stranger.iter().zip(found.active_pid);
+    let stranger = stranger.map(|(name, pid)| {
+        Warning::risk(
+            format!("{name} streams from slot {slot}, and is not a relay: relays wait for it"),
+            format!("select pg_terminate_backend({pid})"),
+        )
+    });
+    let judged = judged.map(|()| stranger.collect());
+    let mut findings = vec![Finding::new("slot", slot, judged)];
     // Without both, the slot's fault names the publication.
     if facts.publication().is_none() {
         let fault = no_publication(publication, database, slot, found, setup);
@@ -544,8 +558,8 @@ pub(crate) fn make_slot_again(slot: impl Display) -> Remedy {
     Remedy::from("`")
         .and(NextCommand::new("run").option("slot", slot))
         .and(
-            "` publishes what was not published, and makes the slot again where it may, or says \
-             why not",
+            "` publishes what was not published, and makes the slot again, where slot.on_loss and \
+             what is stored let it; else it says why not",
         )
 }
 
@@ -642,12 +656,7 @@ fn judge_role(server: &Server) -> Result<()> {
 }
 
 /// Whether the slot `found` can be read in `database`.
-pub(crate) fn judge_slot(
-    found: &Slot,
-    slot: &SlotName,
-    database: &str,
-    setup: &NextCommand,
-) -> Result<()> {
+fn judge_slot(found: &Slot, slot: &SlotName, database: &str, setup: &NextCommand) -> Result<()> {
     let unusable =
         |cause: String, remedy: Remedy| Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
     let text = format!(
@@ -659,12 +668,16 @@ pub(crate) fn judge_slot(
     let of = found.database.as_deref().unwrap_or_default();
     if found.slot_type != "logical" {
         let kind = &found.slot_type;
-        let cause = format!("slot {slot} is a {kind} slot, not a logical one");
-        return unusable(cause, another);
+        return unusable(
+            format!("slot {slot} is a {kind} slot, not a logical one"),
+            another,
+        );
     }
     if plugin != "pgoutput" {
-        let cause = format!("slot {slot} uses the plugin {plugin}, and walrelay reads pgoutput");
-        return unusable(cause, another);
+        return unusable(
+            format!("slot {slot} uses the plugin {plugin}, and walrelay reads pgoutput"),
+            another,
+        );
     }
     if of != database {
         let cause =
@@ -683,11 +696,13 @@ pub(crate) fn judge_slot(
         return Err(lost(found, reason, slot, setup));
     }
     if found.two_phase {
-        let cause = format!(
-            "slot {slot} has two_phase: it would hand out prepared transactions that may still be \
-             rolled back"
+        return unusable(
+            format!(
+                "slot {slot} has two_phase: it would hand out prepared transactions that may still \
+                 be rolled back"
+            ),
+            another,
         );
-        return unusable(cause, another);
     }
     if found.confirmed_flush_lsn.is_none() {
         let cause = format!(
@@ -828,10 +843,9 @@ fn listed(names: &[String]) -> String {
         ""
     };
     names
-        .iter()
-        .take(NAMED_MAX)
-        .map(String::as_str)
-        .collect::<Vec<_>>()
+        .chunks(NAMED_MAX)
+        .next()
+        .unwrap_or_default()
         .join(", ")
         + more
 }
@@ -1242,22 +1256,13 @@ pub(super) fn table_warnings(
 /// default `max_wal_size`.
 const WAL_BOUND_MIN_MB: i64 = 4096;
 
-/// The SQL that changes a setting, with a remark. A line per statement: `alter system` refuses to
-/// run with others.
-fn altered(setting: &str, value: impl Display, remark: &str) -> String {
-    format!("alter system set {setting} = '{value}'; -- {remark}\nselect pg_reload_conf();")
-}
-
 fn retention_warnings(facts: &Facts, found: &Slot, slot: &SlotName) -> Vec<Warning> {
     const RAISE: &str = "or see that a relay works; at most half of the free disk space";
     let server = &facts.server;
     let limit_mb = server
         .max_slot_wal_keep_mb
         .filter(|limit_mb| *limit_mb >= 0);
-    let retained = found
-        .restart_lsn
-        .map_or(0, |restart| facts.wal_end.bytes_since(restart));
-    let retained_mb = i64::try_from(retained / (1024 * 1024)).unwrap_or(i64::MAX);
+    let retained_mb = i64::try_from(facts.retained_bytes() / (1024 * 1024)).unwrap_or(i64::MAX);
     // Twice of what is kept now, or may be.
     let bound_mb = limit_mb
         .unwrap_or(WAL_BOUND_MIN_MB)

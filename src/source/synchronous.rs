@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use crate::postgres::quote::quoted;
+use crate::postgres::quote::{altered, quoted};
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind};
 
@@ -18,6 +18,8 @@ pub(crate) struct Synchronous {
     /// `sync_state` of the walsender that streams from the slot, where there is one that has
     /// confirmed an LSN.
     pub state: Option<String>,
+    /// No synchronous standby is connected, and commits wait for one.
+    pub is_unattended: bool,
     /// `application_name` of connected standbys, as far as the role may see them.
     pub standbys: Vec<String>,
 }
@@ -61,11 +63,7 @@ impl Synchronous {
                 "the connected standbys, without the relay",
             ),
         };
-        let names = names.replace('\'', "''");
-        format!(
-            "alter system set synchronous_standby_names = '{names}'; -- {remark}\nselect \
-             pg_reload_conf();"
-        )
+        altered("synchronous_standby_names", names, remark)
     }
 }
 
@@ -77,8 +75,8 @@ mod tests {
         let standbys = standbys.iter().map(|name| (*name).to_owned()).collect();
         Synchronous {
             names: names.to_owned(),
-            state: None,
             standbys,
+            ..Synchronous::default()
         }
     }
 
@@ -122,16 +120,15 @@ mod tests {
     #[test]
     fn the_remedy_names_the_connected_standbys() {
         let one = named("*", &["pg-2", "it's"]).remedy();
-        assert!(
-            one.starts_with(
-                "alter system set synchronous_standby_names = 'ANY 1 (\"pg-2\", \"it''s\")'; --"
-            ),
-            "{one}"
+        assert_eq!(
+            one,
+            "alter system set synchronous_standby_names = 'ANY 1 (\"pg-2\", \"it''s\")';\nselect \
+             pg_reload_conf(); -- the connected standbys, without the relay"
         );
+        let none = named("*", &[]).remedy();
         assert!(
-            named("*", &[])
-                .remedy()
-                .starts_with("alter system set synchronous_standby_names = ''; --")
+            none.starts_with("alter system set synchronous_standby_names = '';\nselect pg_"),
+            "{none}"
         );
     }
 }

@@ -96,8 +96,7 @@ pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String>
         }
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::Unwritable(error) => return error.what_to_do(),
-        // Its text has the remedy.
-        NotReady::SynchronousStandby(_) => return None,
+        NotReady::SynchronousStandby(fix) => return Some(fix.clone()),
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
         NotReady::WalNotSent(_) => return Some(wal_not_sent_fix().to_string()),
         NotReady::Silent(_) => {
@@ -140,6 +139,14 @@ mod tests {
     use std::time::Duration;
 
     use crate::telemetry::health::ToDo;
+
+    #[test]
+    fn the_sql_that_frees_commits_is_the_remedy_and_not_the_reason() {
+        let telemetry = Telemetry::new(Duration::from_secs(30));
+        let reason = NotReady::SynchronousStandby("select 1".to_owned());
+        assert_eq!(remedy(&reason, &telemetry).as_deref(), Some("select 1"));
+        assert!(!reason.to_string().contains("select 1"));
+    }
 
     #[test]
     fn parked_events_are_not_said_to_be_in_the_bus() {

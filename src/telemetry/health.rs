@@ -42,7 +42,7 @@ pub enum NotReady {
     /// Postgres counts the relay as a synchronous standby; the SQL that mends it.
     #[error(
         "commits of all sessions wait for this relay, which Postgres counts as a synchronous \
-         standby: {0}"
+         standby"
     )]
     SynchronousStandby(String),
     /// This topic refuses dead letters, which blocks all later events.

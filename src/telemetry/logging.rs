@@ -5,7 +5,7 @@
 //! not rely on that: it escapes control characters in every value, and cuts long values.
 
 use std::ffi::OsString;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::io::IsTerminal as _;
 
 use tracing::Subscriber;
@@ -20,7 +20,7 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::printable::{Printable, is_harmful};
 
 /// Longer values are cut in the text format.
-const VALUE_BYTES_MAX: usize = 4096;
+const VALUE_CHARS_MAX: usize = 4096;
 
 /// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax,
 /// such as `info` or `info,librdkafka=debug`. Colours only on a terminal, and not with `NO_COLOR`.
@@ -102,19 +102,28 @@ fn subscriber(
     }
     let fields = debug_fn(
         |writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
+            let mut text = format!("{value:?}");
             match field.name() {
                 "message" => {}
                 // Added by the `log` bridge: the origin of librdkafka's lines.
                 name if name.starts_with("log.") => return Ok(()),
-                name => write!(writer, "{}=", name.trim_start_matches("r#"))?,
+                name => {
+                    write!(writer, "{}=", name.trim_start_matches("r#"))?;
+                    // What is printed with `%` has no quotes.
+                    if text.contains(' ') && !text.starts_with(['"', '[']) {
+                        text = format!("{text:?}");
+                    }
+                }
             }
-            write!(
-                Escaped {
-                    writer,
-                    budget_bytes: VALUE_BYTES_MAX
-                },
-                "{value:?}"
-            )
+            let mut characters = text.chars();
+            for character in characters.by_ref().take(VALUE_CHARS_MAX) {
+                if is_harmful(character) {
+                    write!(writer, "{}", character.escape_default())?;
+                } else {
+                    writer.write_char(character)?;
+                }
+            }
+            writer.write_str(characters.next().map_or("", |_| "… (cut)"))
         },
     )
     .delimited(" ");
@@ -128,32 +137,6 @@ struct UtcTime;
 impl FormatTime for UtcTime {
     fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
         write!(writer, "{:.3}", jiff::Timestamp::now())
-    }
-}
-
-/// Writes text with control characters escaped, up to a number of bytes.
-struct Escaped<'a, W> {
-    writer: &'a mut W,
-    budget_bytes: usize,
-}
-
-impl<W: Write> Write for Escaped<'_, W> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            if self.budget_bytes == 0 {
-                return Ok(());
-            }
-            self.budget_bytes = self.budget_bytes.saturating_sub(character.len_utf8());
-            if is_harmful(character) {
-                write!(self.writer, "{}", character.escape_default())?;
-            } else {
-                self.writer.write_char(character)?;
-            }
-            if self.budget_bytes == 0 {
-                self.writer.write_str("… (cut)")?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -191,7 +174,7 @@ mod tests {
     fn a_long_value_is_cut() {
         let text = logged(false, || tracing::info!(id = "x".repeat(100_000), "long"));
         assert!(
-            text.len() < VALUE_BYTES_MAX + 200 && text.contains("(cut)"),
+            text.len() < VALUE_CHARS_MAX + 200 && text.contains("(cut)"),
             "{} bytes",
             text.len()
         );
@@ -211,6 +194,20 @@ mod tests {
             rest.contains("WARN")
                 && rest.contains("slot falls behind slot=\"orders\" lag_bytes=12"),
             "{rest}"
+        );
+    }
+
+    #[test]
+    fn a_field_with_spaces_is_quoted_and_the_message_is_not() {
+        let text = logged(
+            false,
+            || tracing::info!(holder = %"pid 7, \"psql\"", id = ?"a b", to = %"x", ids = ?["a"], "it waits"),
+        );
+        assert!(
+            text.ends_with(
+                " it waits holder=\"pid 7, \\\"psql\\\"\" id=\"a b\" to=x ids=[\"a\"]\n"
+            ),
+            "{text}"
         );
     }
 

@@ -118,7 +118,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
     let state_topic = format!("state.{}", world.name);
     let with_state = |command: RelayCommand| command.variable("WALRELAY_STATE_TOPIC", &state_topic);
     let doctor = with_state(doctor(&world));
-    let setting = "idle_replication_slot_timeout = '0'; -- ";
+    let setting = "idle_replication_slot_timeout = '0';\nselect pg_reload_conf(); -- ";
     let fix = Checks::of(&doctor).has(
         "wal-retention",
         "warning",
@@ -261,7 +261,7 @@ fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_
         "wal-retention",
         "warning",
         "max_slot_wal_keep_size is -1",
-        "MB'; -- ",
+        "MB';\nselect pg_reload_conf(); -- ",
     ));
     let fix = checks.has(
         "standby-slots",
@@ -299,7 +299,10 @@ fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_
     }
     let checks = Checks::of(&doctor(&world));
     checks.has("wal-retention", "ok", "MB of WAL behind", "");
-    let setting = format!("synchronized_standby_slots = '{STANDBY_SLOT}'; -- delivery then waits");
+    let setting = format!(
+        "synchronized_standby_slots = '{STANDBY_SLOT}';\nselect pg_reload_conf(); -- delivery then \
+         waits"
+    );
     each_line(&checks.has(
         "standby-slots",
         "warning",

@@ -134,6 +134,15 @@ fn assert_named(world: &World, relay: &Relay) -> String {
         relay.log()
     );
     assert_eq!(relay.metric("walrelay_synchronous_standby"), Some(1.0));
+    // Each has the remedy as one line that can be pasted.
+    let status = relay.asked_by(world.command("status")).output();
+    let status = String::from_utf8_lossy(&status.stderr).into_owned();
+    for text in [status, relay.log()] {
+        assert!(
+            text.contains("'; select pg_reload_conf(); -- no standby"),
+            "{text}"
+        );
+    }
     // A relay starts nevertheless.
     let check = RelayCommand::new("config")
         .flag("check")

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::doctor::Checks;
 use super::parked::{NO_TOPICS, command};
 use super::parked_hard::{
     all_is_well, asked_for_while_held, emit_large, open, parked, relay, world,
@@ -282,6 +283,13 @@ fn drops_that_wait_for_a_standby_are_given_up_once_and_made_when_none_is_awaited
         .flag("--all")
         .flag("--yes")
         .succeed();
+    let doctor = world.command("doctor").option("--brokers", &world.brokers);
+    Checks::of(&doctor).has(
+        "synchronous",
+        "warning",
+        "commits wait for standbys that are not connected (nobody)",
+        "alter system set synchronous_standby_names = '';",
+    );
     let given_up = |log: &String| log.contains(r#""event":"parked_retry_failed""#);
     eventually("it is given up", ONE_ANSWER, || relay.log(), given_up);
     postgres.alter("synchronous_standby_names", "");

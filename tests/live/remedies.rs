@@ -148,8 +148,9 @@ fn all_commands_say_the_same_of_a_slot_that_was_dropped_and_it_loses_nothing() {
             );
             from.to_owned()
         };
-        let again = " publishes what was not published, and makes the slot again where it may, or \
-                     says why not; a first relay needs `walrelay setup ";
+        let again = " publishes what was not published, and makes the slot again, where \
+                     slot.on_loss and what is stored let it; else it says why not; a first relay \
+                     needs `walrelay setup ";
         let before = of("walrelay run ", again);
         assert!(before.ends_with("check the name; `"), "{remedy}");
         of("walrelay setup ", "");

@@ -245,11 +245,8 @@ pub(super) async fn position(
 
 fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
     let source = &config.source;
-    let (slot, retained) = facts
-        .slot
-        .as_ref()
-        .map(|slot| described_slot(slot, facts))
-        .unwrap_or_default();
+    let slot = facts.slot.as_ref().map(|slot| described_slot(slot, facts));
+    let slot = slot.unwrap_or_default();
     let tables: Vec<_> = tables_of(&config.outboxes).map(|(_, name)| name).collect();
     let judged = if asked == Asked::BeforeSetup {
         &facts.as_set_up(&tables)
@@ -274,14 +271,23 @@ fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
         survey.finding(finding, fits);
     }
     let synchronous = "synchronous";
-    let fault = facts.synchronous.fault(&source.slot);
-    match (facts.synchronous.names_relay(&source.slot), asked) {
+    let found = &facts.synchronous;
+    let fault = found.fault(&source.slot);
+    match (found.names_relay(&source.slot), asked) {
+        (false, _) if found.is_unattended => {
+            let text = format!(
+                "commits wait for standbys that are not connected ({}), and so do writers and \
+                 `walrelay parked`",
+                found.names
+            );
+            survey.warning(synchronous, &source.slot, text, Some(found.remedy().into()));
+        }
         (false, _) => survey.ok(synchronous, &source.slot, "no commit waits for the relay"),
         // `run` starts nevertheless.
         (true, Asked::BeforeSetup) => survey.risk(synchronous, &source.slot, &fault),
         (true, Asked::Both) => survey.wrong(synchronous, &source.slot, &fault),
     }
-    if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
+    if let (_, Some(news)) = RetentionLimit::new(source).judge(facts.retained_bytes()) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
         survey.warning("wal-retention", &source.slot, news, Some(fix));
     }
@@ -301,11 +307,9 @@ fn polled(survey: &mut Survey, config: &Config, facts: &Facts, why: &str) {
 }
 
 async fn clock(survey: &mut Survey, session: &SqlSession) {
-    match ClockDifference::read(session).await {
-        Ok(difference) => match difference.fault() {
-            None => survey.ok("clock", "", difference),
-            Some(fault) => survey.risk("clock", "", &fault),
-        },
+    let judged = |difference: ClockDifference| difference.fault().map_or(Ok(difference), Err);
+    match ClockDifference::read(session).await.and_then(judged) {
+        Ok(difference) => survey.ok("clock", "", difference),
         Err(error) => survey.risk("clock", "", &error),
     }
 }
@@ -353,10 +357,7 @@ async fn copies(survey: &mut Survey, config: &Config, facts: &Facts, asked: Aske
     }
 }
 
-fn described_slot(slot: &Slot, facts: &Facts) -> (String, u64) {
-    let retained = slot
-        .restart_lsn
-        .map_or(0, |restart| facts.wal_end.bytes_since(restart));
+fn described_slot(slot: &Slot, facts: &Facts) -> String {
     let status = slot.wal_status.as_deref().unwrap_or("unknown");
     let safe = slot
         .safe_wal_size
@@ -366,12 +367,9 @@ fn described_slot(slot: &Slot, facts: &Facts) -> (String, u64) {
     let active = slot.active_pid.map_or(NO_RELAY.to_owned(), |pid| {
         format!("active (backend pid {pid})")
     });
-    (
-        format!(
-            "{active}, retains {} of WAL, wal_status {status}{safe}",
-            human_bytes(retained)
-        ),
-        retained,
+    format!(
+        "{active}, retains {} of WAL, wal_status {status}{safe}",
+        human_bytes(facts.retained_bytes())
     )
 }
 
@@ -479,6 +477,8 @@ async fn rows(
                 let rank = |one: &Largest| (one.admitted.is_err(), one.bytes);
                 *largest = known.chain([found]).max_by_key(rank);
             }
+            // Without an id it is no event, which on_error could be for.
+            Err(error) if matches!(row.first(), Some(None)) => survey.risk(CHECK, &subject, &error),
             Err(error) => routed = Err(error),
         }
     }

@@ -168,8 +168,8 @@ fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
             |it| it.slot = None,
             "there is no replication slot orders",
             "check the name; `walrelay run --slot orders` publishes what was not published, and \
-             makes the slot again where it may, or says why not; a first relay needs `walrelay \
-             setup --slot orders`",
+             makes the slot again, where slot.on_loss and what is stored let it; else it says why \
+             not; a first relay needs `walrelay setup --slot orders`",
         ),
         (
             |it| (it.slot, catalog(it).publication) = (None, None),
@@ -649,7 +649,29 @@ fn the_suggested_bound_is_twice_what_is_kept_or_may_be() {
     };
     assert!(remedies(keeps)[0].contains("= '12288MB';"));
     let unreserved = |facts: &mut Facts| slot(facts).wal_status = some("unreserved");
-    assert!(remedies(unreserved)[0].contains("= '8192MB'; -- or see that a relay works"));
+    let bound = "= '8192MB';\nselect pg_reload_conf(); -- or see that a relay works";
+    assert!(remedies(unreserved)[0].contains(bound));
+}
+
+#[test]
+fn a_client_that_streams_and_is_no_relay_is_a_warning_with_the_sql_that_ends_it() {
+    let mut facts = fit();
+    slot(&mut facts).active_pid = Some(7);
+    assert_eq!(judged(&facts), Ok(Vec::new()));
+    slot(&mut facts).stranger = some("pg_recvlogical");
+    let slot = "orders".parse().unwrap();
+    let findings = survey(&facts, &slot, "walrelay_orders", &[outbox()]);
+    let of_slot = findings.into_iter().find(|finding| finding.check == "slot");
+    let warnings = of_slot.unwrap().found.unwrap();
+    assert!(
+        warnings[0]
+            .text
+            .starts_with("pg_recvlogical streams from slot orders")
+    );
+    assert_eq!(
+        warnings[0].remedy.as_deref(),
+        Some("select pg_terminate_backend(7)")
+    );
 }
 
 #[test]
