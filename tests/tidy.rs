@@ -715,6 +715,21 @@ fn the_image_is_built_of_all_that_a_build_reads() {
     );
 }
 
+/// `walrelay replay` needs a condition, so a text that names it has one to be pasted with it.
+#[test]
+fn a_command_that_needs_a_flag_is_named_with_one() {
+    let named = Regex::new(r#"NextCommand::new\("replay"\)\s*(\.option\()?"#).unwrap();
+    let mut wrong = Vec::new();
+    for file in sources() {
+        for found in named.captures_iter(&file.text) {
+            if found.get(1).is_none() {
+                wrong.push(format!("{}: {}", file.path, &found[0]));
+            }
+        }
+    }
+    none("`replay` is named with a condition", wrong);
+}
+
 #[test]
 fn sql_is_written_in_lower_case() {
     let mut wrong = Vec::new();

@@ -1,5 +1,6 @@
--- Follows chosen.sql. The effect of a retry or a drop. One row: the ids of the first event of each aggregate, the ids of the selected
--- events, and the number of all events of the aggregates.
+-- Follows chosen.sql. $9 the request: retry or drop. The effect of a retry or a drop. One row: the ids of the first event of each
+-- aggregate, the ids of the selected events, and the number of all events of the aggregates. A retry leaves out aggregates whose
+-- first event is to be dropped, unless its id is named.
 , aggregates as (
     select a.first, a.events
     from (select distinct c.outbox, c.key, c.alone from chosen c) d
@@ -10,6 +11,8 @@
             and p.slot = $1 and p.outbox = d.outbox and p.key = d.key
     ) of_key
     cross join lateral (select coalesce(d.alone, of_key.first) as first, greatest(of_key.events, 1) as events) a
+    join walrelay.parked h on h.id = a.first
+    where $9::text = 'drop' or h.asked is distinct from 'drop' or h.row_id = any ($2)
 )
 select
     (select coalesce(array_agg(a.first order by a.first), '{}') from aggregates a) as heads,

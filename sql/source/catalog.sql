@@ -224,6 +224,12 @@ select pg_catalog.jsonb_build_object(
         left join members on members.place = wanted.place
         left join pg_catalog.pg_class c on c.oid = wanted.seen
     ),
+    -- Where there is no such publication: those that publish an outbox table. Not looked for otherwise, as the view expands them all.
+    'publications', case when not exists (select from pub) then (
+        select pg_catalog.string_agg(distinct t.pubname, ', ')
+        from pg_catalog.pg_publication_tables t
+        join wanted on wanted.schema_name = t.schemaname and wanted.table_name = t.tablename
+    ) end,
     -- Tables that were added to the publication by name, and are neither outboxes nor above one.
     'other_tables', (
         select coalesce(pg_catalog.jsonb_agg(o.name order by o.name), '[]')

@@ -18,7 +18,7 @@ use crate::config::{Config, LogFormat, Mode, OverBudget, SinkKind, StoreKind};
 use crate::sink::{check_properties, checks};
 use walrelay_core::config::unit::{exact_duration, parse_duration, parse_seconds};
 use walrelay_core::config::{Guarantee, OnError, OnLoss};
-use walrelay_core::error::{Errors, Result};
+use walrelay_core::error::{Errors, Given, Result};
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct Common {
@@ -223,6 +223,7 @@ pub(crate) fn read_all(args: &impl Serialize, file: &FileArgs) -> Result<(Settin
 pub(crate) fn checked(settings: &Settings) -> Result<Config> {
     let config = config(settings, false)?;
     warn(warnings(settings, &config));
+    Given::name_servers(checks(config.sink.kind).placeholders(&config));
     Ok(config)
 }
 

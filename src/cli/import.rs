@@ -153,7 +153,7 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
                  name"
             );
             let remedy = format!(
-                "alter publication {} set (publish_via_partition_root = true)",
+                "alter publication {} set (publish_via_partition_root = true);",
                 quoted(publication)
             );
             return Err(Error::new(Kind::Publication, cause).remedy(remedy));

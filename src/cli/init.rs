@@ -298,7 +298,7 @@ mod tests {
             Some(
                 "`walrelay setup` will refuse the table: table public.outbox is unlogged: its rows \
                  are never in the WAL: \
-                 alter table public.outbox set logged"
+                 alter table public.outbox set logged;"
             )
         );
         let start = "`walrelay setup --add-xid-column` will refuse the table: table public.outbox \

@@ -4,7 +4,7 @@
 use std::future::pending;
 use std::path::absolute;
 use std::pin::pin;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
@@ -283,7 +283,7 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
         Given {
             flags: flags.clone(),
             takes,
-            placeholders: Vec::new(),
+            placeholders: OnceLock::new(),
         }
         .set_for_process();
     }
@@ -437,7 +437,7 @@ fn configured(args: &RunArgs, typed: &[Flag]) -> Result<Config> {
     Given {
         flags: flags_for_remedies(file, &config, typed),
         takes,
-        placeholders: checks(config.sink.kind).placeholders(&config),
+        placeholders: checks(config.sink.kind).placeholders(&config).into(),
     }
     .set_for_process();
     logging::init(config.log.format == LogFormat::Json, &config.log.filter)?;

@@ -295,7 +295,7 @@ fn remedy_of_slot(act: While<'_>, sqlstate: &str, slot: &str) -> Option<Remedy> 
         }
         ("42704", _) => another_slot(Remedy::from(
             "name the publication the slot was made for with --publication. If that was dropped, \
-             or made after the slot, the slot finds none however often it is created again: `",
+             or made after the slot, the slot cannot be read: `",
         ))
         .and(", which reads from the table what was not published"),
         ("55000" | "58P01", _) => {

@@ -27,10 +27,7 @@ pub(super) fn with_smaller_batches(error: Error, is_batch: bool, config: &mut Co
     if !is_record {
         return error;
     }
-    Error::new(
-        Kind::BusUnreachable,
-        format!("trying smaller batches: {error}"),
-    )
+    error.bus_again("trying smaller batches")
 }
 
 /// An error that did not halt the relay, before it is known how to try again.

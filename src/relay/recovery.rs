@@ -95,7 +95,7 @@ pub(super) fn fits(
         );
         let user = quoted(&config.source.database.user);
         return Err(Error::new(Kind::PostgresRefused, cause)
-            .remedy(format!("grant select on {table} to {user}")));
+            .remedy(format!("grant select on {table} to {user};")));
     }
     // One that is asked for again has no order to keep.
     if facts.order.is_none() && !matches!(task, TableTask::Again(_)) {

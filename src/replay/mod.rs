@@ -569,7 +569,7 @@ fn unreadable(facts: &TableFacts, source: &SourceConfig) -> Error {
         facts.name
     );
     let remedy = format!(
-        "grant select on {} to {}",
+        "grant select on {} to {};",
         facts.name,
         quoted(&source.database.user)
     );

@@ -44,6 +44,7 @@ struct Answer {
     publication: Option<Publication>,
     publication_now_called: Option<String>,
     tables: Vec<OfTable>,
+    publications: Option<String>,
     other_tables: Vec<String>,
     base_types: HashMap<u32, ColumnType>,
 }
@@ -69,6 +70,8 @@ pub(crate) struct Catalog {
     /// Up to a hundred other tables that were added to the publication by name, and are not above
     /// an outbox.
     pub other_tables: Vec<String>,
+    /// Where there is no publication: those that publish an outbox table.
+    pub publications: Option<String>,
 }
 
 /// A row of `pg_publication`
@@ -235,6 +238,7 @@ impl From<Answer> for Catalogs {
             table_now_called: of.table_now_called,
             members: of.members,
             other_tables: answer.other_tables.clone(),
+            publications: answer.publications.clone(),
         };
         let pair = wal_end.map(|lsn| Pair { snapshot, lsn });
         Catalogs {

@@ -517,7 +517,7 @@ fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Fi
     let mut findings = vec![Finding::new("slot", slot, judged)];
     // Without both, the slot's fault names the publication.
     if facts.publication().is_none() {
-        let fault = no_publication(publication, database, slot, found, setup);
+        let fault = no_publication(publication, facts, slot, found, setup);
         findings.push(Finding::new("publication", publication, Err(fault)));
     }
     let retention = retention_warnings(facts, found, slot);
@@ -741,22 +741,29 @@ fn lost(found: &Slot, reason: &str, slot: &SlotName, setup: &NextCommand) -> Err
 
 fn no_publication(
     publication: &str,
-    database: &str,
+    facts: &Facts,
     slot: &SlotName,
     found: &Slot,
     setup: NextCommand,
 ) -> Error {
-    let cause = format!("there is no publication {publication} in database {database}");
+    let cause = format!(
+        "there is no publication {publication} in database {}",
+        facts.server.database
+    );
+    let mut others = facts.catalogs.iter();
+    let others = others.find_map(|of| of.publications.as_ref());
     // A slot that is still to be made keeps nothing.
-    let remedy = match found.restart_lsn {
-        None => Remedy::from("check its name; `").and(setup).and(
+    let remedy = match (others, found.restart_lsn) {
+        (Some(others), _) => {
+            format!("name one that publishes the table with --publication: {others}").into()
+        }
+        (None, None) => Remedy::from("check its name; `").and(setup).and(
             "`, run by the table's owner, \
             makes it",
         ),
-        Some(_) => Remedy::from(format!(
+        (None, Some(_)) => Remedy::from(format!(
             "if it goes by another name, name it with --publication. If it was dropped, slot \
-             {slot} finds none in what it \
-             keeps, however often one is created again: `"
+             {slot} cannot be read: `"
         ))
         .and(
             NextCommand::new("teardown")
@@ -786,11 +793,11 @@ pub(crate) fn filters_rows(
 /// What to do where the publication has the outbox `other`, and not `table_name`.
 fn other_outbox(table_name: &TableName, other: &str) -> Remedy {
     let setup = NextCommand::new("setup")
-        .option("slot", "…")
+        .option("slot", "SLOT")
         .option("table", format_args!("'{table_name}'"));
     Remedy::from(format!(
         "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the \
-         configuration file. For {table_name}, set up a slot of its own: "
+         configuration file. For {table_name}, set up a slot of its own, SLOT: "
     ))
     .and(setup)
 }
@@ -816,11 +823,7 @@ pub(crate) fn keeps_rows(name: &TableName, table: &PublishedTable) -> Result<()>
                 "tables inherit from {name} ({}): neither stream nor scan sees their rows",
                 listed(&table.children)
             ),
-            Remedy::from(format!(
-                "alter table {child} no inherit {name}; -- before, `"
-            ))
-            .and(NextCommand::new("replay"))
-            .and(format!("` publishes its rows; or insert them into {name}")),
+            format!("alter table {child} no inherit {name}; -- insert its rows into {name}"),
         );
     }
     if let Some(rule) = table.insert_rules.first() {
@@ -894,7 +897,7 @@ pub(crate) fn can_be_streamed(name: &TableName, table: &PublishedTable) -> Resul
         ),
         (None, "u", _) => unpublished(
             format!("table {name} is unlogged: its rows are never in the WAL"),
-            format!("alter table {name} set logged"),
+            format!("alter table {name} set logged;"),
         ),
         (None, "p", None) => match table.access_method.as_deref() {
             Some("heap") | None => keeps_rows(name, table),
@@ -1009,7 +1012,7 @@ impl Published<'_> {
                     "publication {name} has publish = '{operations}': without inserts there are no \
                      events"
                 ),
-                format!("alter publication {sql_name} set (publish = 'insert')"),
+                format!("alter publication {sql_name} set (publish = 'insert');"),
             );
         }
         self.has_own_name()
@@ -1196,7 +1199,7 @@ fn traffic_warnings(
                  without a primary key or replica identity fails in the application"
             );
             let inserts = format!(
-                "alter publication {} set (publish = 'insert')",
+                "alter publication {} set (publish = 'insert');",
                 quoted(name)
             );
             warnings.push(Warning::risk(text, inserts));

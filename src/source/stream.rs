@@ -546,10 +546,7 @@ fn in_transaction(slot: &SlotName, error: Error, open_transaction: Option<Lsn>) 
     let fix = error
         .any_remedy()
         .unwrap_or_else(|| Remedy::from("deliver that row by hand"));
-    let give_up = format!(
-        ". To pass it over, {}; that gives the whole transaction up",
-        slot.give_up(lsn)
-    );
+    let give_up = format!(". To pass it over, {}", slot.give_up(lsn));
     error
         .about(format_args!("in the transaction at {lsn}"))
         .remedy(fix.and(give_up))
@@ -579,12 +576,8 @@ fn unreceivable(
         .and(open_transaction.or(known))
         .map(|lsn| slot.give_up(lsn));
     let remedy = match give_up {
-        Some(give_up) if open_transaction.is_none() => {
-            format!("raise slot.max_message_bytes; or deliver that message by hand, {give_up}")
-        }
         Some(give_up) => format!(
-            "raise slot.max_message_bytes; or deliver that row by hand, {give_up}; that gives the \
-             whole transaction up. A \
+            "raise slot.max_message_bytes; or deliver it by hand, {give_up}. A \
              CHECK on the payload's octet_length keeps such rows out"
         ),
         None => "raise slot.max_message_bytes".to_owned(),

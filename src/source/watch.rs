@@ -21,7 +21,7 @@ use walrelay_core::config::TableName;
 
 use walrelay_core::config::name::publish_whole;
 
-use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::error::{Error, Kind, Remedy, Result};
 
 use walrelay_core::ledger::trail::Pair;
 
@@ -170,7 +170,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
             now,
             format!("publication {publication} was dropped and created again"),
         )
-        .remedy(mend("", table, NEW_SLOT)));
+        .remedy(mend(None, table, NEW_SLOT)));
     }
     if now.table_oid() != before.table_oid() {
         return Err(table_gone(before, now));
@@ -178,8 +178,8 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let members = &now.seen.members;
     let removed = format!("table {table} was removed from publication {publication}");
     if members.is_empty() {
-        let first = format!("alter publication {sql_publication} add table {table}. ");
-        let remedy = mend(first, table, "Then start walrelay again");
+        let first = format!("alter publication {sql_publication} add table {table};");
+        let remedy = mend(Some(first), table, "Then start walrelay again");
         return Err(changed(now, removed).remedy(remedy));
     }
     let was_there = |now: &Member| {
@@ -191,9 +191,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     };
     if !members.iter().any(was_there) {
         let filter = now.own(|member| member.row_filter.as_ref());
-        let whole = filter
-            .map(|_| format!("{}. ", publish_whole(&sql_publication, table)))
-            .unwrap_or_default();
+        let whole = filter.map(|_| publish_whole(&sql_publication, table));
         let filter = filter
             .map(|filter| format!(", with the row filter {filter}"))
             .unwrap_or_default();
@@ -236,11 +234,9 @@ pub(crate) fn notices(before: &mut Fingerprint, now: &Fingerprint) -> Vec<String
     news
 }
 
-const NEW_SLOT: &str = "The slot still reads WAL from the time without the publication, where \
-                        Postgres 14 to 17 fail \
-                        each time and 18 skips events: drop the slot, and start walrelay, which \
-                        recreates it \
-                        and reads from the table what was not published";
+const NEW_SLOT: &str = "The slot cannot read WAL from the time without the publication: drop the \
+                        slot, and start walrelay, which recreates it and reads from the table \
+                        what was not published";
 
 fn changed(now: &Fingerprint, what: String) -> Error {
     let table = &now.table_name;
@@ -259,25 +255,22 @@ pub(crate) fn altered_and_unread(now: &Fingerprint, why: impl Display) -> Error 
         format!("publication {publication} was altered, and the table is not read: {why}"),
     )
     .remedy(mend(
-        "",
+        None,
         &now.table_name,
         "Then start walrelay with --adopt-slot",
     ))
 }
 
-/// `first`, then what publishes missing rows, then `last`.
-fn mend(first: impl Into<Remedy>, table: &TableName, last: &str) -> Remedy {
-    first.into().and(missing(table)).and(". ").and(last)
+/// `sql`, then what publishes missing rows, then `last`.
+fn mend(sql: Option<String>, table: &TableName, last: &str) -> Remedy {
+    let sql = sql.map(Remedy::from);
+    Remedy::joined(sql.into_iter().chain([missing(table)]))
+        .and(". ")
+        .and(last)
 }
 
 fn missing(table: &TableName) -> Remedy {
-    Remedy::from("`")
-        .and(NextCommand::new("verify"))
-        .and(format!(
-            "` names rows of {table} that are missing in the bus, `"
-        ))
-        .and(NextCommand::new("replay"))
-        .and("` publishes them")
+    Remedy::of_missing(format_args!("rows of {table}"))
 }
 
 fn publication_gone(now: &Fingerprint) -> Error {
@@ -291,20 +284,19 @@ fn publication_gone(now: &Fingerprint) -> Error {
             format!("publication {publication} was renamed to {name}"),
         )
         .remedy(mend(
-            format!(
-                "alter publication {} rename to {sql_publication}. ",
+            Some(format!(
+                "alter publication {} rename to {sql_publication};",
                 quoted(name)
-            ),
+            )),
             table,
             "Then start walrelay again; if the slot cannot get past the time in between, drop the \
              slot: walrelay recreates it",
         )),
         None => changed(now, format!("publication {publication} was dropped")).remedy(mend(
-            format!(
-                "create publication {sql_publication} for table {table} with (publish = 'insert', \
-                 publish_via_partition_root = true). With several outboxes, name the table of \
-                 each. "
-            ),
+            Some(format!(
+                "with the table of each outbox: create publication {sql_publication} for table \
+                 {table} with (publish = 'insert', publish_via_partition_root = true);"
+            )),
             table,
             NEW_SLOT,
         )),
@@ -342,9 +334,11 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
             let (published, add) = match now.seen.members.is_empty() {
                 true => (
                     ", and the new one is not in the publication",
-                    format!("alter publication {publication} add table {table}. "),
+                    Some(format!(
+                        "alter publication {publication} add table {table};"
+                    )),
                 ),
-                false => ("", String::new()),
+                false => ("", None),
             };
             changed(
                 now,
@@ -362,7 +356,6 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
 fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Result<()> {
     let publication = &now.publication_name;
     let table = &now.table_name;
-    let set_table = publish_whole(&quoted(publication), table);
     let columns = |of: &'_ Fingerprint| of.own(|member| member.columns.as_ref()).cloned();
     let judged = match columns(now).filter(|now| Some(now) != columns(before).as_ref()) {
         None => preflight::judge_published(publication, seen, &now.seen, table),
@@ -371,14 +364,13 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
                 "publication {publication} publishes only ({}) of {table}",
                 columns.join(", ")
             );
-            Err(Error::new(Kind::Publication, cause).remedy(set_table))
+            let whole = publish_whole(&quoted(publication), table);
+            Err(Error::new(Kind::Publication, cause).remedy(whole))
         }
     };
     judged.map_err(|error| {
-        let remedy = error
-            .any_remedy()
-            .map_or_else(|| Remedy::from(""), |remedy| remedy.and(". "));
-        changed(now, error.cause().to_owned()).remedy(remedy.and(missing(table)))
+        let remedies = error.any_remedy().into_iter().chain([missing(table)]);
+        changed(now, error.cause().to_owned()).remedy(Remedy::joined(remedies))
     })
 }
 
@@ -413,16 +405,16 @@ mod tests {
                 .what_to_do()
                 .unwrap()
         };
-        let made = "create publication \"walrelay_orders\" for table public.outbox with (publish = \
-                    'insert', \
-                    publish_via_partition_root = true). ";
+        let made = "with the table of each outbox: create publication \"walrelay_orders\" for \
+                    table public.outbox with (publish = 'insert', \
+                    publish_via_partition_root = true); `walrelay verify`";
         let dropped = told(|now| now.publication = None);
         assert!(dropped.starts_with(made), "{dropped}");
         let renamed = told(|now| {
             (now.publication, now.publication_now_called) = (None, Some("old".to_owned()))
         });
         assert!(
-            renamed.starts_with("alter publication \"old\" rename to \"walrelay_orders\". "),
+            renamed.starts_with("alter publication \"old\" rename to \"walrelay_orders\"; `"),
             "{renamed}"
         );
         let filtered = told(|now| {

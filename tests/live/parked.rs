@@ -629,6 +629,11 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
             && words.contains("the next one carries this out"),
         "{words}"
     );
+    // A request to drop is taken back by name only.
+    let json = well(&command(&world, "retry").flag("--all").flag("--yes"));
+    assert_eq!((&json["asked"], &json["waiting"]), (&2.into(), &2.into()));
+    let by_name = command(&world, "retry").option("--id", &first);
+    assert_eq!(well(&by_name.flag("--dry-run"))["waiting"], 4);
     assert!(command(&world, "list").succeed().contains("drop requested"));
     let mut relay = parking(&world).start();
     eventually(

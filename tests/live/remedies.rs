@@ -62,7 +62,8 @@ pub(super) fn statements(remedy: &str) -> &str {
     const VERBS: [&str; 6] = ["alter ", "begin;", "create ", "drop ", "grant ", "select "];
     let start = VERBS.iter().filter_map(|verb| remedy.find(verb)).min();
     let sql = &remedy[start.unwrap_or_else(|| panic!("no SQL in {remedy}"))..];
-    sql.split(". ").next().unwrap_or(sql)
+    let sql = sql.split(". ").next().unwrap_or(sql);
+    sql.split("; `").next().unwrap_or(sql)
 }
 
 #[test]
@@ -282,6 +283,17 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
         error.contains(&format!("there is no publication walrelay_{}", world.name)),
         "{error}"
     );
+    // Where another one publishes the table, the name is wrong, and the slot may be well.
+    sql.run(&format!(
+        "create publication \"Other {}\" for table outbox",
+        world.name
+    ));
+    let instead = refused(&world.run(), 15).1;
+    assert!(
+        instead.contains(&format!(": Other {}", world.name)) && !instead.contains("teardown"),
+        "{instead}"
+    );
+    sql.run(&format!("drop publication \"Other {}\"", world.name));
     pasted(&remedy);
     let mut relay = world.relay();
     world.emit(&sql, "a");

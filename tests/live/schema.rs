@@ -94,6 +94,8 @@ fn assert_stops_without(
     let (error, fix) = last_words(&log);
     assert!(
         error.contains(&format!(
+            "table public.outbox had no column {column} when the event was written; it had"
+        )) || error.contains(&format!(
             "table public.outbox has no column {column}; it has"
         )),
         "{error}"

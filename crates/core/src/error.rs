@@ -13,8 +13,6 @@ use std::time::Duration;
 
 use strum::{IntoStaticStr, VariantArray};
 
-use crate::position::Lsn;
-
 /// The consequence of an error for the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
@@ -247,15 +245,15 @@ pub struct Given {
     pub flags: Vec<Flag>,
     /// Whether this `walrelay` command takes this flag.
     pub takes: fn(&str, &str) -> bool,
-    /// Placeholders in commands of other tools, each with what replaces it.
-    pub placeholders: Vec<(&'static str, String)>,
+    /// See [`Given::name_servers`].
+    pub placeholders: OnceLock<Vec<(&'static str, String)>>,
 }
 
 static GIVEN: OnceLock<Given> = OnceLock::new();
 static NO_GIVEN: Given = Given {
     flags: Vec::new(),
     takes: |_, _| false,
-    placeholders: Vec::new(),
+    placeholders: OnceLock::new(),
 };
 
 impl Given {
@@ -263,6 +261,14 @@ impl Given {
     /// effect.
     pub fn set_for_process(self) {
         GIVEN.get_or_init(|| self);
+    }
+
+    /// The placeholders in commands of other tools, each with what replaces it, once the
+    /// configuration is known. Only the first call has an effect.
+    pub fn name_servers(placeholders: Vec<(&'static str, String)>) {
+        if let Some(given) = GIVEN.get() {
+            given.placeholders.get_or_init(|| placeholders);
+        }
     }
 
     fn of_process() -> &'static Given {
@@ -290,6 +296,15 @@ enum Part {
 }
 
 impl Remedy {
+    /// The commands that name `what` the bus lacks, and publish it.
+    pub fn of_missing(what: impl fmt::Display) -> Remedy {
+        Remedy::from("`")
+            .and(NextCommand::new("verify"))
+            .and(format!("` names {what} that are missing in the bus, and `"))
+            .and(NextCommand::new("replay").option("id", "ID"))
+            .and("` publishes them, with their ids in place of ID")
+    }
+
     /// Appends `next`: text, a command or another remedy.
     #[must_use]
     pub fn and(mut self, next: impl Into<Remedy>) -> Self {
@@ -297,11 +312,11 @@ impl Remedy {
         self
     }
 
-    /// Joins `remedies` with semicolons. A semicolon at the end of a remedy, as of SQL, is dropped.
+    /// Joins `remedies` with semicolons, one after a remedy that ends with its own, as SQL does.
     pub fn joined(remedies: impl IntoIterator<Item = Remedy>) -> Remedy {
         let mut parts = Vec::new();
-        for mut remedy in remedies {
-            if let Some(Part::Text(text)) = remedy.0.last_mut() {
+        for remedy in remedies {
+            if let Some(Part::Text(text)) = parts.last_mut() {
                 text.truncate(text.trim_end_matches(';').len());
             }
             if !parts.is_empty() {
@@ -314,7 +329,7 @@ impl Remedy {
 
     fn text(&self, given: &Given) -> String {
         let part = |part: &Part| match part {
-            Part::Text(text) => filled(text, &given.placeholders),
+            Part::Text(text) => filled(text, given.placeholders.get().map_or(&[], Vec::as_slice)),
             Part::Command(command) => command.text(given),
         };
         self.0.iter().map(part).collect()
@@ -534,6 +549,15 @@ impl Error {
         self
     }
 
+    /// The error with which the bus, which answered with `self`, is tried again by `doing` what
+    /// helps. The remedy stays.
+    #[must_use]
+    pub fn bus_again(&self, doing: impl fmt::Display) -> Self {
+        let mut again = Error::new(Kind::BusUnreachable, format!("{doing}: {self}"));
+        again.remedy = self.any_remedy().or_else(|| self.kind.remedy());
+        again
+    }
+
     /// Puts `subject`, a place or an operation, before the present subject.
     #[must_use]
     pub fn about(mut self, subject: impl fmt::Display) -> Self {
@@ -556,14 +580,6 @@ impl Error {
     pub fn of_row(mut self, row: impl fmt::Display) -> Self {
         self.row.get_or_insert_with(|| row.to_string());
         self
-    }
-
-    /// Names an event by its place.
-    #[must_use]
-    pub(crate) fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
-        self.about(format_args!(
-            "event at index {index} of the transaction at {commit_lsn}"
-        ))
     }
 
     /// Names the topic that refuses records.
@@ -718,10 +734,10 @@ mod tests {
             (error.to_string().as_str(), error.cause()),
             ("row 7: too large", "too large")
         );
-        let placed = error.of_event(Lsn::new(16), 2).about("dead letter 0:1");
+        let placed = error.about("event 2").about("dead letter 0:1");
         assert_eq!(
             placed.to_string(),
-            "dead letter 0:1: event at index 2 of the transaction at 0/10: row 7: too large"
+            "dead letter 0:1: event 2: row 7: too large"
         );
     }
 
@@ -797,7 +813,8 @@ mod tests {
             placeholders: vec![(
                 "--bootstrap-server …",
                 "--bootstrap-server b:9092".to_owned(),
-            )],
+            )]
+            .into(),
         };
         assert_eq!(
             remedy.text(&given),
@@ -812,10 +829,10 @@ mod tests {
 
     #[test]
     fn remedies_are_joined_with_one_semicolon() {
-        let remedies = ["drop table a;", "grant b"].map(Remedy::from);
+        let remedies = ["drop table a;", "grant b;"].map(Remedy::from);
         assert_eq!(
             Remedy::joined(remedies).to_string(),
-            "drop table a; grant b"
+            "drop table a; grant b;"
         );
     }
 }

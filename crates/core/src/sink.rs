@@ -52,10 +52,7 @@ pub fn other_cluster(name: &str, address: &str, before: &str, now: &str) -> Erro
         ))
         .and(NextCommand::new("run").flag("adopt-slot"))
         .and("`, which goes on from the slot's position. Then ")
-        .and(NextCommand::new("verify"))
-        .and(" names events that only the cluster before has, and `")
-        .and(NextCommand::new("replay"))
-        .and("` publishes them"),
+        .and(Remedy::of_missing("events of the cluster before")),
     )
 }
 

@@ -84,10 +84,10 @@ pub fn reconcile(found: Found<'_>, adopt: bool) -> Result<Start> {
         let note = format!(
             "no position is stored for slot {}: starting where the slot was last confirmed, {}; if \
              the table had rows before it, they are not relayed, unless --backlog says so the \
-             first time; `{}` publishes them later",
+             first time; `{}` publishes all rows later, and those before TIME with --until TIME",
             slot.name,
             slot.confirmed_flush,
-            NextCommand::new("replay")
+            NextCommand::new("replay").option("where", "true")
         );
         return Ok(Start {
             position: from_slot,
@@ -238,14 +238,6 @@ const NOT_COVERED: &str =
 const PRESENT_PRIMARY: &str = "check that the connection leads to the present primary, not to one \
                                that was left behind \
                                by a promotion";
-fn verify_and_replay() -> Remedy {
-    Remedy::from("`")
-        .and(NextCommand::new("verify"))
-        .and("` names events that are missing in the bus, and `")
-        .and(NextCommand::new("replay"))
-        .and("` publishes them")
-}
-
 fn compare(stored: &Stored, found: Found<'_>) -> Comparison {
     let slot = found.slot;
     // Of an outbox that is new, rows from before it are not published, whatever a snapshot sees.
@@ -297,7 +289,7 @@ fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
             "check {}. If the other cluster is meant: ",
             slot.bus_address
         ))
-        .and(verify_and_replay()),
+        .and(Remedy::of_missing("events")),
         risk: "events that only the cluster before has are not published to the other one",
         is_in_the_table: false,
     })
@@ -428,7 +420,7 @@ impl Comparison {
                      everything known to be \
                      delivered: the slot was recreated, or advanced by somebody else"
                 ),
-                verify: verify_and_replay().and(
+                verify: Remedy::of_missing("events").and(
                     "; slot.on_loss = recover does it by itself, where \
                                                  it can",
                 ),
@@ -449,7 +441,7 @@ impl Comparison {
         };
         let changed = |cause, is_in_the_table| Mismatch {
             cause,
-            verify: verify_and_replay(),
+            verify: Remedy::of_missing("events"),
             risk: NOT_COVERED,
             is_in_the_table,
         };
@@ -659,7 +651,8 @@ mod tests {
         let start = reconcile(None, &server(1), &slot_at(400), Lsn::new(900), &[], false).unwrap();
         assert_eq!(start.position, at(400));
         assert!(
-            start.notes[0].contains("no position is stored for slot orders"),
+            start.notes[0].contains("no position is stored for slot orders")
+                && start.notes[0].contains("`walrelay replay --where true` publishes all rows"),
             "{:?}",
             start.notes
         );

@@ -564,8 +564,9 @@ Examples:
   walrelay parked retry --config walrelay.toml --all --yes --json
 
 The relay of the slot tries the first event of each matching aggregate within a second or so. The \
-events behind it follow in order after delivery. The count of attempts goes on. If no relay runs, \
-the next one carries the request out. The role needs SELECT and UPDATE on the table.
+events behind it follow in order after delivery. The count of attempts goes on. What is to be \
+dropped is left, unless its id is named. If no relay runs, the next one carries the request out. \
+The role needs SELECT and UPDATE on the table.
 ";
 
 const DROP_HELP: &str = "\

@@ -98,7 +98,13 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
         return Err(error.into());
     }
     let relay = holder(table.session.client(), &table.slot).await?;
-    let rows = table.rows("looking at parked events", PLAN, &[]).await?;
+    let word = match change {
+        Change::Retry => "retry",
+        Change::Drop => "drop",
+    };
+    let rows = table
+        .rows("looking at parked events", PLAN, &[&word])
+        .await?;
     let row = rows
         .first()
         .ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
@@ -125,10 +131,6 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     {
         return Ok(());
     }
-    let word = match change {
-        Change::Retry => "retry",
-        Change::Drop => "drop",
-    };
     let mut bar = Bar::new(args.consent.output);
     let of = plan.ids.len() as u64;
     // The newest first: as long as the head of an aggregate waits, the relay delivers none behind
@@ -380,10 +382,10 @@ impl Request {
         match self.change {
             Change::Retry => {
                 let tried = self.ids.len() as u64;
-                let behind = self.waiting.saturating_sub(self.ids.len() as u64);
+                let behind = self.waiting.saturating_sub(tried);
                 format!(
-                    "{counts}\nTo be tried: the first event of {}; {} behind them follow after \
-                     delivery\n",
+                    "{counts}\nTo be tried: the first event of {}, and after its delivery {} behind \
+                     it\n",
                     counted(tried, "aggregate"),
                     counted(behind, "event")
                 )
@@ -525,7 +527,11 @@ mod tests {
     fn a_retry_counts_aggregates_and_a_drop_counts_events() {
         insta::assert_snapshot!(plan(Change::Retry, 2).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be tried: the first event of 2 aggregates; 1203 events behind them follow after delivery
+        To be tried: the first event of 2 aggregates, and after its delivery 1203 events behind it
+        ");
+        insta::assert_snapshot!(plan(Change::Retry, 1).text(), @r"
+        5 events of 2 aggregates: 3 behind, 2 too-large
+        To be tried: the first event of 1 aggregate, and after its delivery 1204 events behind it
         ");
         insta::assert_snapshot!(plan(Change::Drop, 5).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large

@@ -357,8 +357,8 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
     plan.steps.push(Step::new(How::Plainly, doing, result, sql));
     if known.is_some() && found.facts.slot.is_some() {
         plan.notes.push(format!(
-            "the slot is older than table {listed}: a relay that knows an earlier table stops at \
-             its start, and its error names the choices"
+            "{listed} was not in publication {name} before: a relay that knows an earlier table \
+             stops at its start, and its error names the choices"
         ));
     }
     Ok(())

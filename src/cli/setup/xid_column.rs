@@ -108,7 +108,7 @@ pub(crate) async fn extend(
                     table.role
                 );
                 let grant = format!(
-                    "grant create on schema {} to {}",
+                    "grant create on schema {} to {};",
                     quote_ident(schema)?,
                     quote_ident(&table.role)?
                 );

@@ -329,15 +329,14 @@ impl Report {
                     .and(NextCommand::new("pending"))
                     .and("` counts them while none runs, `")
                     .and(NextCommand::new("status"))
-                    .and("` shows the lag; check the retention of the topics, too"),
+                    .and("` shows the lag, and `")
+                    .and(NextCommand::new("parked list"))
+                    .and("` those that are parked; check the retention of the topics, too"),
             ),
             (
                 self.findings.unroutable,
                 "unroutable",
-                Remedy::from(
-                    "`run` stops at rows that cannot be routed: correct the rows, or the templates \
-                     of [route]",
-                ),
+                Remedy::from("correct the rows that cannot be routed, or the templates of [route]"),
             ),
             (
                 self.total.out_of_order,
@@ -524,7 +523,9 @@ mod tests {
                     ..Counts::default()
                 },
                 0,
-                "rows that wait for a relay count as missing, and are not lost: `walrelay pending`",
+                "rows that wait for a relay count as missing, and are not lost: `walrelay pending` \
+                 counts them while none runs, `walrelay status` shows the lag, and `walrelay parked \
+                 list` those that are parked",
             ),
             (
                 Counts {
@@ -534,7 +535,11 @@ mod tests {
                 0,
                 "check that writers",
             ),
-            (Counts::default(), 1, "`run` stops at rows"),
+            (
+                Counts::default(),
+                1,
+                "correct the rows that cannot be routed",
+            ),
         ] {
             let (kind, _, remedy) = verdict(counts, unroutable, false).unwrap_err();
             assert!(

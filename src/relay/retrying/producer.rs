@@ -40,10 +40,11 @@ pub(super) struct RetryProducer<'a> {
 
 /// What to do about an event that cannot be made again of what was kept of it.
 pub(super) fn replay_instead() -> Remedy {
-    Remedy::from("drop it with `")
-        .and(NextCommand::new("parked drop"))
+    let of_id = |name| NextCommand::new(name).option("id", "ID");
+    Remedy::from("with its id in place of ID, drop it with `")
+        .and(of_id("parked drop"))
         .and("`, and publish its row: ")
-        .and(NextCommand::new("replay").flag("id"))
+        .and(of_id("replay"))
 }
 
 #[derive(Debug)]

@@ -229,7 +229,7 @@ fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
 #[test]
 fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
     const MISSING: &str = "there is no publication walrelay_orders in database shop";
-    const WHOLE: &str = "add table public.outbox; commit";
+    const WHOLE: &str = "add table public.outbox; commit;";
     const INSERTS: &str = "set (publish = 'insert')";
     let removed = "table public.outbox is not in publication walrelay_orders: never added, or \
                    dropped and created again";
@@ -242,11 +242,21 @@ fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
         catalog(it).members.clear();
         catalog(it).other_tables = vec!["public.orders_outbox".into()];
     };
-    let faults: [Fault; 9] = [
+    let renamed: Change = |it| {
+        catalog(it).publication = None;
+        catalog(it).publications = Some("shop, all".into());
+        slot(it).restart_lsn = slot(it).confirmed_flush_lsn;
+    };
+    let faults: [Fault; 10] = [
         (
             |it| catalog(it).publication = None,
             MISSING,
             "`walrelay setup --slot orders`",
+        ),
+        (
+            renamed,
+            MISSING,
+            "name one that publishes the table with --publication: shop, all",
         ),
         (
             retained,

@@ -53,8 +53,7 @@ impl SlotName {
     pub fn give_up(&self, lsn: Lsn) -> String {
         format!(
             "stop the relay, select pg_replication_slot_advance('{self}', '{lsn}'::pg_lsn + 1), \
-             and start once with \
-             --adopt-slot"
+             and start once with --adopt-slot: that gives the whole transaction up"
         )
     }
 }
@@ -260,7 +259,7 @@ fn unescaped(name: &str) -> Result<String, &'static str> {
 pub fn publish_whole(publication: &str, table: impl fmt::Display) -> String {
     format!(
         "begin; alter publication {publication} drop table {table}; alter publication \
-         {publication} add table {table}; commit"
+         {publication} add table {table}; commit;"
     )
 }
 

@@ -742,15 +742,20 @@ mod tests {
         feed(&mut assembler, &lacking).unwrap();
         assert_eq!(feed(&mut assembler, &row("1")), Ok(Step::Nothing));
         let error = feed(&mut assembler, &row("2")).unwrap_err();
-        let text = "event at index 1 of the transaction at 0/64: table public.outbox has no column \
-                    payload; it has \"id\", \
+        let text = "event at index 1 of the transaction at 0/64: table public.outbox had no column \
+                    payload when the event was written; it had \"id\", \
                     \"aggregatetype\", \"aggregateid\", \"type\", \"bo\\ndy\"";
         let error = of_slot(error);
         assert_eq!(
             (error.kind(), error.cause()),
             (Kind::Publication, format!("slot orders: {text}").as_str())
         );
-        assert!(error.what_to_do().unwrap().contains("payload"));
+        let fix = error.what_to_do().unwrap();
+        assert!(
+            fix.contains("the place of payload")
+                && fix.contains("pg_replication_slot_advance('orders', '0/64'"),
+            "{fix}"
+        );
         let mut assembler = Assembler::new(&[outbox()], Position::at(Lsn::new(130)));
         feed_all(
             &mut assembler,

@@ -59,7 +59,10 @@ pub enum EventError {
     Undecodable { seen: Seen, source: DecodeError },
     #[error("the server sent {what} ({seen})")]
     Protocol { seen: Seen, what: String },
-    #[error("{place}: table {table} has no column {column}; it has {there_are}")]
+    #[error(
+        "{place}: table {table} had no column {column} when the event was written; it had \
+         {there_are}"
+    )]
     ColumnMissing {
         place: Place,
         table: String,
@@ -142,11 +145,11 @@ impl EventError {
                  unmodified Postgres 14 or later, then report this message"
                     .to_owned()
             }
-            EventError::ColumnMissing { table, column, .. } => format!(
-                "name the column that takes the place of {column} in the configuration, or give \
-                 {table} its column back and see that the publication has no column list. Rows \
-                 written before a rename still carry the old name: deliver them with the old \
-                 configuration first"
+            EventError::ColumnMissing { place, column, .. } => format!(
+                "an event keeps the names from when it was written. Name the column that had the \
+                 place of {column} in the configuration, and its later name once the relay stops \
+                 again; the publication must have no column list. To pass the event over, {}",
+                place.give_up(slot)
             ),
             EventError::Value {
                 place,
@@ -157,7 +160,7 @@ impl EventError {
             } => format!(
                 "nothing was skipped, and nothing behind this row is delivered. Declare column \
                  {column} of {table} NOT NULL, so that no further row can be like this one. To \
-                 pass it over, correct or delete the row, {}; that gives the whole transaction up",
+                 pass it over, correct or delete the row, {}",
                 place.give_up(slot)
             ),
             EventError::Value {
@@ -167,8 +170,7 @@ impl EventError {
             } => format!(
                 "nothing was skipped, and nothing behind this message is delivered. Emit a JSON \
                  object that has the members the configuration names, or configure {MESSAGE_LSN}, \
-                 {MESSAGE_PREFIX} and {MESSAGE_CONTENT} instead. To pass it over, {}; that gives \
-                 the whole transaction up",
+                 {MESSAGE_PREFIX} and {MESSAGE_CONTENT} instead. To pass it over, {}",
                 place.give_up(slot)
             ),
             EventError::Value { .. } => {

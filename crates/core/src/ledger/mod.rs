@@ -11,6 +11,7 @@
 //! transaction of these.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use crate::position::{Lsn, Partial, Position};
 
@@ -75,6 +76,13 @@ pub struct InTransaction {
     pub commit_lsn: Lsn,
     /// Its index in the transaction.
     pub index: u64,
+}
+
+/// True also of a row that was read from the table, in no transaction.
+impl fmt::Display for InTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "event at {}, index {}", self.commit_lsn, self.index)
+    }
 }
 
 /// See the module's documentation.

@@ -10,7 +10,7 @@ use super::setup::Setup;
 use super::write_back::RowPolicy;
 use crate::config::{CopiedRows, OnError, SlotName};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Place, Shown};
+use crate::event::{Event, Shown};
 use crate::parked::ParkedEvent;
 use crate::route::Record;
 
@@ -175,17 +175,12 @@ fn stops_at_copy(event: &Event<'_>, slot: &SlotName) -> Error {
          outbox.copied_rows is stop",
         event.xid.unwrap_or_default()
     );
-    let Place {
-        commit_lsn, index, ..
-    } = event.place;
     let error = Error::new(Kind::Event, cause).remedy(
         "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where \
          their events are \
          published already",
     );
-    error
-        .of_row(Shown::of(event.id()))
-        .of_event(commit_lsn, index)
+    error.of_row(Shown::of(event.id())).about(event.place)
 }
 
 /// The assembler counts outboxes as the configuration does.

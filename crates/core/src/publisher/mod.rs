@@ -43,7 +43,7 @@ use parking_lot::Mutex;
 
 use crate::config::OnError;
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::{Event, Place, Shown, Via};
+use crate::event::{Event, Shown, Via};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Ticket};
 use crate::parked::{CLASSES, Failure, ParkedEvent, ParkedRef};
@@ -397,14 +397,11 @@ impl<S: Sink> Publisher<S> {
         if event.id.is_some() && error.kind().disposition() == Disposition::GiveUp {
             return self.give_up(pending.event, pending.record, &Verdict::of(error));
         }
-        let Place {
-            commit_lsn, index, ..
-        } = event.place;
         let trace = pending
             .record
             .with_record(|record| trace_of(event.context.as_deref(), record));
         let trace_id = trace.map(|trace| trace.hex_id());
-        Err(of_trace(error.of_row(pending.row), trace_id).of_event(commit_lsn, index))
+        Err(of_trace(error.of_row(pending.row), trace_id).about(event.place))
     }
 
     /// Hands a record to the sink, an isolated one once nothing is in flight. Gives the bytes it
@@ -520,13 +517,10 @@ impl<S: Sink> Publisher<S> {
             {
                 self.counts.attempt_failed(error.kind().class());
             }
-            return Error::new(
-                Kind::BusUnreachable,
-                format!("parking events for topic {topic}: {error}"),
-            );
+            return error.bus_again(format_args!("parking events for topic {topic}"));
         }
         match self.ledger.whereabouts(ticket) {
-            Some(at) => error.of_event(at.commit_lsn, at.index),
+            Some(at) => error.about(at),
             None => error,
         }
     }
@@ -673,7 +667,7 @@ impl<S: Sink> Publisher<S> {
         let mut withdrawn = self.sink.withdraw(ticket).into_iter();
         let first = || Some(Arc::unwrap_or_clone(withdrawn.next()?.1));
         let (Some(id), Some(record)) = (&event.id, isolated.clone().or_else(first)) else {
-            let error = error.of_event(at.commit_lsn, at.index);
+            let error = error.about(at);
             // It was tried as often as is configured.
             return Err(match error.kind().disposition() {
                 Disposition::RetryThenGiveUp => error.with_kind(Kind::BusRefused),
@@ -858,7 +852,7 @@ impl<S: Sink> Publisher<S> {
         judge
             .parking
             .park(waiting)
-            .map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
+            .map_err(|error| error.of_row(row).about(place))?;
         self.counts.parked += 1;
         self.write_backs.expect(&parked);
         let write_back = Some(rows.on_parked(parked));

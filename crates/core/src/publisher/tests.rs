@@ -79,3 +79,25 @@ fn a_record_that_waits_for_room_is_not_sent_behind_a_refused_one_that_halts() {
         assert!(publisher.sink.0.next(now).is_none(), "{on_error:?}");
     }
 }
+
+/// A topic that refuses has an answer of the bus: that servers are out of reach is no part of it.
+#[test]
+fn a_failure_names_the_place_of_a_row_and_what_helps_its_topic() {
+    let now = Instant::now();
+    for on_error in [OnError::Stop, OnError::Park] {
+        let mut publisher = publisher(on_error);
+        publisher.publish(&row("a").event(), now).unwrap();
+        let error = Error::new(Kind::TopicRefused, "no such topic")
+            .of_topic("orders")
+            .remedy("create it");
+        let first = Ticket(0);
+        publisher.deliveries = vec![Delivery::Failed(first, error)];
+        let error = publisher.delivered().unwrap_err();
+        let said = match on_error {
+            OnError::Park => "parking events for topic orders: no such topic",
+            _ => "event at 0/64, index 0: no such topic",
+        };
+        assert_eq!(error.to_string(), said);
+        assert_eq!(error.what_to_do().as_deref(), Some("create it"));
+    }
+}
