@@ -145,6 +145,24 @@ fn a_stand_by_waits_for_the_slot_and_takes_over() {
     assert_ne!(world.wait_streaming(), walsender);
 }
 
+/// P12.
+#[test]
+fn a_relay_that_reads_the_table_and_every_other_exclude_each_other() {
+    for [first, second] in [["slot", "poll"], ["poll", "slot"]] {
+        let world = World::keeping();
+        world.setup();
+        let mut one = Node::start(&world, "", first);
+        one.relay.wait_ready();
+        let mut other = Node::start(&world, "", second);
+        stands_by(&other);
+        world.emit(&world.sql(), "a");
+        world.assert_all_delivered();
+        assert!(other.stands_by(), "{}", other.relay.log());
+        assert_eq!(one.relay.terminate(ARRIVAL), Some(0));
+        other.relay.wait_ready();
+    }
+}
+
 /// Three relays, of which the one at work is killed, stopped or cut off at a random moment, under
 /// writers.
 fn relays_that_die_and_wake(world: &World, config: &str, mode: &str, faults: u32) {

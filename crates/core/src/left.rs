@@ -165,9 +165,20 @@ impl Left {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+    use std::time::Instant;
+
     use super::*;
+    use crate::config::{DeliveryConfig, Guarantee};
+    use crate::decode::Value;
+    use crate::ledger::{Limits, Ticket};
     use crate::position::Lsn;
     use crate::published_versions::TableFile;
+    use crate::recovery::TableTask;
+    use crate::route::Record;
+    use crate::sink::{Delivery, EnqueueError};
+    use crate::testing::{COLUMNS, outbox, wire};
 
     fn stored(timeline: u32, lsn: u64) -> Stored {
         Stored {
@@ -319,6 +330,91 @@ mod tests {
             assert!(!with_progress().resume(None, server), "nothing was kept");
             left.kept = Some(stored_by(&left, 2));
             assert_eq!(left.resume(None, server), counts);
+        }
+    }
+
+    /// A bus that acks everything.
+    #[derive(Debug, Default)]
+    struct Bus(Vec<Delivery>);
+
+    impl Sink for Bus {
+        fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+            self.0.push(Delivery::Acked(ticket));
+            Ok(())
+        }
+
+        async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+            into.append(&mut self.0);
+        }
+    }
+
+    /// Takes in the rows of these ids, of the transaction at 100, which does not end.
+    fn take_in(pipeline: &mut Pipeline<Bus>, ids: &[&str]) {
+        pipeline.reconnected();
+        let row = |id: &&str| {
+            let values = [id, "order", "1", "placed", "{}"];
+            wire::insert(1, &values.map(|text| Value::Text(text.as_bytes())))
+        };
+        let described = wire::relation(1, "public", "outbox", &COLUMNS);
+        let rows = ids.iter().map(row);
+        for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
+            let now = Instant::now();
+            pipeline.data(Lsn::new(5), &message, now).unwrap();
+        }
+        let publisher = &mut pipeline.publisher;
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(
+            pin!(publisher.receive_deliveries())
+                .poll(&mut context)
+                .is_ready()
+        );
+        publisher.delivered().unwrap();
+    }
+
+    /// P14: where a slot is lost inside of a transaction, its rest alone is read from the table.
+    #[test]
+    fn rows_of_an_open_transaction_are_known_at_the_table_however_many_producers_there_were() {
+        for guarantee in [Guarantee::AtLeastOnce, Guarantee::ExactlyOnce] {
+            let setup = Setup {
+                slot: "orders".parse().unwrap(),
+                outboxes: vec![outbox()],
+                limits: Limits {
+                    events: 10,
+                    bytes: 1 << 20,
+                    each: 0,
+                },
+                delivery: DeliveryConfig {
+                    guarantee,
+                    ..DeliveryConfig::default()
+                },
+                refuses_each: false,
+            };
+            let mut left = process();
+            let mut at = Position::default();
+            for ids in [&["a", "b"][..], &["a", "b", "c"]] {
+                let now = Duration::ZERO;
+                let begun = left.begin(&setup, at, None, Bus::default(), now);
+                let mut pipeline = begun.unwrap();
+                take_in(&mut pipeline, ids);
+                at = pipeline.publisher.ledger.delivered();
+                pipeline.store_begun(now);
+                pipeline.stored(at);
+                left.ended(&mut pipeline);
+            }
+            let mut start = TableStart {
+                task: TableTask::GoOn,
+                stored: Stored {
+                    position: at,
+                    ..stored(1, 0)
+                },
+                notes: Vec::new(),
+            };
+            let row = |id: &str| RowId::new(0, std::iter::once(id.as_bytes()));
+            assert_eq!(
+                left.tell(&mut start, &TableReason::Gap),
+                ["a", "b", "c"].map(row),
+                "{guarantee:?}"
+            );
         }
     }
 }
