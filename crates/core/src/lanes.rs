@@ -356,19 +356,6 @@ impl Lanes {
         self.deliveries.push(Delivery::Refused(first.ticket, error));
     }
 
-    /// All connections are lost: each record on its way is sent again, and earlier attempts no
-    /// longer count.
-    pub fn all_unknown(&mut self) {
-        let sent = self
-            .lanes
-            .iter()
-            .filter(|(_, lane)| matches!(lane.state, State::Sent(_)));
-        let mut sent: Vec<LaneId> = sent.map(|(id, _)| *id).collect();
-        sent.sort_unstable();
-        self.sent = 0;
-        sent.into_iter().for_each(|id| self.make_ready(id));
-    }
-
     /// Sends a refused record again at `at`. The lane stays closed until then.
     pub fn retry(&mut self, refused: Ticket, at: Instant) {
         if let Some(id) = self.held.remove(&refused) {
@@ -649,11 +636,11 @@ mod tests {
                 assert_eq!(lanes.has_deliveries(), is_refused, "{attempt}");
                 if takes_others && attempt == 0 {
                     lanes.enqueue(&record(Some(b"b")), Ticket(1)).unwrap();
-                    lanes.next(now).unwrap();
+                    let again = lanes.next(now).unwrap();
                     let other = lanes.next(now).unwrap();
                     lanes.ended(other.id, Outcome::Acked, now);
                     deliveries(&mut lanes);
-                    lanes.all_unknown();
+                    lanes.unknown(again.id, None, now);
                 }
             }
         }
@@ -722,9 +709,10 @@ mod tests {
                 }
                 Step::End(which, how) => self.end(usize::from(which), how),
                 Step::Lost => {
-                    let lost = self.on_their_way.drain(..);
-                    self.stale.extend(lost.map(|attempt| attempt.id));
-                    self.lanes.all_unknown();
+                    for attempt in self.on_their_way.drain(..) {
+                        self.lanes.unknown(attempt.id, None, self.now);
+                        self.stale.push(attempt.id);
+                    }
                 }
                 Step::Later => self.now += Duration::from_secs(40),
                 Step::Decide(retries) => self.decide(retries),

@@ -576,8 +576,11 @@ impl Broker {
     fn refuse_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
         let bus = self.own.lanes.as_mut()?;
         if random.u8(0..4) == 0 {
-            bus.lanes.all_unknown();
-            for attempt in std::mem::take(&mut bus.on_their_way) {
+            let lost = std::mem::take(&mut bus.on_their_way);
+            for attempt in &lost {
+                bus.lanes.unknown(attempt.id, None, bus.now);
+            }
+            for attempt in lost {
                 self.may_append(&attempt, random);
             }
             return None;
