@@ -570,9 +570,9 @@ fn passes_none(count: i64, slot: &SlotName) -> Result<()> {
         )
         .and(NextCommand::new("parked list"))
         .and("` shows it, `")
-        .and(NextCommand::new("parked retry"))
+        .and(NextCommand::new("parked retry").flag("all"))
         .and("` sends it, and `")
-        .and(NextCommand::new("parked drop"))
+        .and(NextCommand::new("parked drop").flag("all"))
         .and("` gives it up"),
     ))
 }
