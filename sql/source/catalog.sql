@@ -224,11 +224,15 @@ select pg_catalog.jsonb_build_object(
         left join members on members.place = wanted.place
         left join pg_catalog.pg_class c on c.oid = wanted.seen
     ),
-    -- Where there is no such publication: those that publish an outbox table. Not looked for otherwise, as the view expands them all.
+    -- Where there is no such publication: those that publish an outbox table. Not by the view, which locks tables.
     'publications', case when not exists (select from pub) then (
-        select pg_catalog.string_agg(distinct t.pubname, ', ')
-        from pg_catalog.pg_publication_tables t
-        join wanted on wanted.schema_name = t.schemaname and wanted.table_name = t.tablename
+        select pg_catalog.string_agg(distinct p.pubname, ', ')
+        from pg_catalog.pg_publication p
+        left join pg_catalog.pg_publication_rel m on m.prpubid = p.oid
+        left join pg_catalog.pg_class c on c.oid = m.prrelid
+        left join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+        join wanted on p.puballtables or (wanted.schema_name = n.nspname and wanted.table_name = c.relname)
+        where p.pubinsert
     ) end,
     -- Tables that were added to the publication by name, and are neither outboxes nor above one.
     'other_tables', (

@@ -430,13 +430,17 @@ impl Report {
         );
         let slot = &self.slot;
         // One that answers runs, if it is not at work yet.
-        let runs = self.asked.ready.is_some() || self.relay.active && self.relay.stranger.is_none();
+        let runs = self.asked.ready.is_some() || self.relay.active;
         let remedy = match (&self.asked.fix, self.wal.wal_status.as_deref()) {
             _ if self.plugin.as_deref() != Some("pgoutput") => {
                 "name the slot that `walrelay setup` created with --slot".into()
             }
             (Some(fix), _) => fix.as_str().into(),
             (None, Some("lost")) => make_slot_again(slot),
+            _ if self.relay.stranger.is_some() => {
+                let pid = self.relay.pid.unwrap_or_default();
+                format!("select pg_terminate_backend({pid});").into()
+            }
             _ if runs => "read the relay's log: the bus may be slow or unreachable".into(),
             _ => Remedy::from("start a relay: `")
                 .and(NextCommand::new("run").option("slot", slot))
@@ -971,9 +975,9 @@ mod tests {
                 "read the relay's log",
             ),
             (
-                json!({"stranger": "x", "ready": null}),
+                json!({"stranger": "x", "pid": 7, "ready": null}),
                 None,
-                "start a relay: ",
+                "select pg_terminate_backend(7);",
             ),
             (late.clone(), None, "read the relay's log"),
             (late, Some("select 1"), "select 1"),

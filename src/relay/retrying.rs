@@ -721,7 +721,8 @@ impl RetryRun<'_> {
         let limit = walk.limit(self.shared.config.sink.max_in_flight_bytes / COPIES);
         let held = self.marker.held(&walk.head, limit).await;
         let held = held.map_err(|error| {
-            if error.any_remedy().is_none() {
+            let is_read = error.kind() != Kind::PostgresUnreachable;
+            if is_read && error.any_remedy().is_none() {
                 error.remedy(unreadable_remedy())
             } else {
                 error

@@ -516,7 +516,7 @@ async fn identify_by_any(
 }
 
 /// The producer that outlives sessions, as it was `given`, or one of this session's own, which has
-/// fenced all before it. Call only with slot or lease. Waits for the bus for as long as it takes.
+/// fenced all before it. Call only with slot or lease. Waits for the bus as [`once_reachable`] does.
 async fn producer_of_session(
     config: &Config,
     given: Option<SinkHandle>,
@@ -536,7 +536,7 @@ async fn producer_of_session(
     };
     let tell = |error: &Error| {
         tracing::warn!(event = "transactions_awaited", %slot, %error,
-            "transactions of the bus are not available yet; holding the slot for a minute");
+            "transactions of the bus are not available yet; holding the slot for two minutes at most");
     };
     let sink = once_reachable(|| AnySink::transactional(config, &of), tell).await?;
     tracing::debug!(%slot, id = of.id, "older producers are fenced");

@@ -271,7 +271,6 @@ pub(crate) struct Slot {
     /// Process id of the walsender that streams from it.
     pub active_pid: Option<i32>,
     /// The name of a client that streams from it and is no relay.
-    #[serde(default)]
     pub stranger: Option<String>,
     /// Dropped at the end of its session.
     pub temporary: bool,
@@ -510,7 +509,7 @@ fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Fi
     let stranger = stranger.map(|(name, pid)| {
         Warning::risk(
             format!("{name} streams from slot {slot}, and is not a relay: relays wait for it"),
-            format!("select pg_terminate_backend({pid})"),
+            format!("select pg_terminate_backend({pid});"),
         )
     });
     let judged = judged.map(|()| stranger.collect());
@@ -753,16 +752,15 @@ fn no_publication(
     let mut others = facts.catalogs.iter();
     let others = others.find_map(|of| of.publications.as_ref());
     // A slot that is still to be made keeps nothing.
-    let remedy = match (others, found.restart_lsn) {
-        (Some(others), _) => {
-            format!("name one that publishes the table with --publication: {others}").into()
-        }
-        (None, None) => Remedy::from("check its name; `").and(setup).and(
-            "`, run by the table's owner, \
-            makes it",
-        ),
-        (None, Some(_)) => Remedy::from(format!(
-            "if it goes by another name, name it with --publication. If it was dropped, slot \
+    let named = others.map_or(String::new(), |others| {
+        format!("name one that publishes the table with --publication: {others}; or ")
+    });
+    let remedy = match found.restart_lsn {
+        None => Remedy::from(format!("{named}check its name; `"))
+            .and(setup)
+            .and("`, run by the table's owner, makes it"),
+        Some(_) => Remedy::from(format!(
+            "{named}if it goes by another name, name it with --publication. If it was dropped, slot \
              {slot} cannot be read: `"
         ))
         .and(

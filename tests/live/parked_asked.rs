@@ -265,7 +265,7 @@ fn many_parked_events_are_dropped_in_few_transactions() {
 }
 
 #[test]
-fn drops_that_wait_for_a_standby_are_given_up_once_and_made_when_none_is_awaited() {
+fn drops_that_wait_for_a_standby_are_given_up_and_made_when_none_is_awaited() {
     let postgres = Postgres::private(17, &[]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.setup();
@@ -287,7 +287,7 @@ fn drops_that_wait_for_a_standby_are_given_up_once_and_made_when_none_is_awaited
     Checks::of(&doctor).has(
         "synchronous",
         "warning",
-        "commits wait for standbys that are not connected (nobody)",
+        "commits wait for standbys that are not connected: nobody",
         "alter system set synchronous_standby_names = '';",
     );
     let given_up = |log: &String| log.contains(r#""event":"parked_retry_failed""#);

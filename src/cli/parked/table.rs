@@ -384,8 +384,7 @@ impl Request {
                 let tried = self.ids.len() as u64;
                 let behind = self.waiting.saturating_sub(tried);
                 format!(
-                    "{counts}\nTo be tried: the first event of {}, and after its delivery {} behind \
-                     it\n",
+                    "{counts}\nTo be tried: the first events of {}, then {} behind them\n",
                     counted(tried, "aggregate"),
                     counted(behind, "event")
                 )
@@ -527,11 +526,11 @@ mod tests {
     fn a_retry_counts_aggregates_and_a_drop_counts_events() {
         insta::assert_snapshot!(plan(Change::Retry, 2).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be tried: the first event of 2 aggregates, and after its delivery 1203 events behind it
+        To be tried: the first events of 2 aggregates, then 1203 events behind them
         ");
         insta::assert_snapshot!(plan(Change::Retry, 1).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be tried: the first event of 1 aggregate, and after its delivery 1204 events behind it
+        To be tried: the first events of 1 aggregate, then 1204 events behind them
         ");
         insta::assert_snapshot!(plan(Change::Drop, 5).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large

@@ -276,11 +276,11 @@ fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
     match (found.names_relay(&source.slot), asked) {
         (false, _) if found.is_unattended => {
             let text = format!(
-                "commits wait for standbys that are not connected ({}), and so do writers and \
-                 `walrelay parked`",
+                "commits wait for standbys that are not connected: {}",
                 found.names
             );
-            survey.warning(synchronous, &source.slot, text, Some(found.remedy().into()));
+            let fix = format!("start one; only if they are lost:\n{}", found.remedy());
+            survey.warning(synchronous, &source.slot, text, Some(fix.into()));
         }
         (false, _) => survey.ok(synchronous, &source.slot, "no commit waits for the relay"),
         // `run` starts nevertheless.

@@ -680,7 +680,7 @@ fn a_client_that_streams_and_is_no_relay_is_a_warning_with_the_sql_that_ends_it(
     );
     assert_eq!(
         warnings[0].remedy.as_deref(),
-        Some("select pg_terminate_backend(7)")
+        Some("select pg_terminate_backend(7);")
     );
 }
 
