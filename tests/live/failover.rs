@@ -408,7 +408,7 @@ fn with_synchronized_standby_slots_no_event_is_delivered_that_the_standby_lacks(
         "standby-slots",
         "warning",
         STANDBY_SLOT,
-        "alter system set synchronized_standby_slots = ''; ",
+        "alter system set synchronized_standby_slots = '';",
     );
     let log = relay.log();
     assert!(
