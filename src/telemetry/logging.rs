@@ -20,7 +20,7 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::printable::{Printable, is_harmful};
 
 /// Longer values are cut in the text format.
-const VALUE_CHARS_MAX: usize = 4096;
+const VALUE_BYTES_MAX: usize = 4096;
 
 /// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax,
 /// such as `info` or `info,librdkafka=debug`. Colours only on a terminal, and not with `NO_COLOR`.
@@ -102,28 +102,30 @@ fn subscriber(
     }
     let fields = debug_fn(
         |writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
+            let name = field.name();
+            // Added by the `log` bridge: the origin of librdkafka's lines.
+            if name.starts_with("log.") {
+                return Ok(());
+            }
             let mut text = format!("{value:?}");
-            match field.name() {
-                "message" => {}
-                // Added by the `log` bridge: the origin of librdkafka's lines.
-                name if name.starts_with("log.") => return Ok(()),
-                name => {
-                    write!(writer, "{}=", name.trim_start_matches("r#"))?;
-                    // What is printed with `%` has no quotes.
-                    if text.contains(' ') && !text.starts_with(['"', '[']) {
-                        text = format!("{text:?}");
-                    }
+            if name != "message" {
+                write!(writer, "{}=", name.trim_start_matches("r#"))?;
+                // What is printed with `%` has no quotes.
+                if text.contains(' ') && !text.starts_with(['"', '[']) {
+                    text = format!("{text:?}");
                 }
             }
-            let mut characters = text.chars();
-            for character in characters.by_ref().take(VALUE_CHARS_MAX) {
+            for (at, character) in text.char_indices() {
+                if at >= VALUE_BYTES_MAX {
+                    return writer.write_str("… (cut)");
+                }
                 if is_harmful(character) {
                     write!(writer, "{}", character.escape_default())?;
                 } else {
                     writer.write_char(character)?;
                 }
             }
-            writer.write_str(characters.next().map_or("", |_| "… (cut)"))
+            Ok(())
         },
     )
     .delimited(" ");
@@ -174,7 +176,7 @@ mod tests {
     fn a_long_value_is_cut() {
         let text = logged(false, || tracing::info!(id = "x".repeat(100_000), "long"));
         assert!(
-            text.len() < VALUE_CHARS_MAX + 200 && text.contains("(cut)"),
+            text.len() < VALUE_BYTES_MAX + 200 && text.contains("(cut)"),
             "{} bytes",
             text.len()
         );
