@@ -13,9 +13,6 @@ from (
         nullif(r.application_name, '') as application,
         -- The port is visible if the address is, and is -1 for a local socket.
         coalesce(host(r.client_addr), case when r.client_port = -1 then '[local]' end) as client,
-        case when r.application_name not like 'walrelay%' and r.application_name <> '' then
-            'backend pid ' || r.pid || ' (' || r.application_name || ') streams from the slot, and is not a relay: relays wait for it'
-        end as stranger,
         s.confirmed_flush_lsn::text as confirmed_lsn,
         s.restart_lsn::text as restart_lsn,
         w.lsn::text as current_lsn,

@@ -12,8 +12,8 @@ select pg_catalog.jsonb_build_object(
     end,
     'slot', (
         select pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object(
-            -- What is no relay and streams from it, as far as its name is visible.
-            'stranger', case when r.application_name not like 'walrelay%' then nullif(r.application_name, '') end
+            -- Of what streams from it, as far as it is visible.
+            'application', nullif(r.application_name, '')
         )
         from pg_catalog.pg_replication_slots s
         left join pg_catalog.pg_stat_replication r on r.pid = s.active_pid

@@ -21,7 +21,7 @@ use crate::config::SinkKind;
 use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
-use crate::source::preflight::{UNMADE, make_slot, make_slot_again};
+use crate::source::preflight::{UNMADE, Warning, make_slot, make_slot_again, stranger};
 use crate::telemetry::doing;
 use crate::telemetry::http::{RelayAnswer, ask_relay};
 use walrelay_core::clock::now_us;
@@ -271,9 +271,6 @@ struct Sessions {
     application: Option<String>,
     /// The client's address, or `[local]` for a Unix socket.
     client: Option<String>,
-    /// What the walsender serves, where its name is not that of a relay.
-    #[serde(skip_serializing)]
-    stranger: Option<String>,
     /// The session of a relay that reads the table, instead of a slot or before it streams.
     table_reader_pid: Option<i32>,
     /// Sessions of relays that stand by, as far as the role may see them.
@@ -337,6 +334,11 @@ struct Wal {
 }
 
 impl Report {
+    fn stranger(&self) -> Option<Warning> {
+        let relay = &self.relay;
+        stranger(&self.slot, relay.pid, relay.application.as_deref())
+    }
+
     /// Fills in `problems` and `healthy`.
     fn judge(&mut self, limits: &Limits) {
         let mut problems = Vec::new();
@@ -353,7 +355,7 @@ impl Report {
                     problems.push(format!("the slot is lost ({UNMADE})"))
                 }
                 (false, _) => problems.push(NO_RELAY.to_owned()),
-                (true, Some(_)) => problems.extend(self.relay.stranger.clone()),
+                (true, Some(_)) => problems.extend(self.stranger().map(|warning| warning.text)),
             }
         }
         if let (Some(false), Some(why)) = (self.asked.ready, &self.asked.ready_detail) {
@@ -431,16 +433,13 @@ impl Report {
         let slot = &self.slot;
         // One that answers runs, if it is not at work yet.
         let runs = self.asked.ready.is_some() || self.relay.active;
-        let remedy = match (&self.asked.fix, self.wal.wal_status.as_deref()) {
+        let fix = self.asked.fix.clone().or_else(|| self.stranger()?.remedy);
+        let remedy = match (fix, self.wal.wal_status.as_deref()) {
             _ if self.plugin.as_deref() != Some("pgoutput") => {
                 "name the slot that `walrelay setup` created with --slot".into()
             }
-            (Some(fix), _) => fix.as_str().into(),
+            (Some(fix), _) => fix.into(),
             (None, Some("lost")) => make_slot_again(slot),
-            _ if self.relay.stranger.is_some() => {
-                let pid = self.relay.pid.unwrap_or_default();
-                format!("select pg_terminate_backend({pid});").into()
-            }
             _ if runs => "read the relay's log: the bus may be slow or unreachable".into(),
             _ => Remedy::from("start a relay: `")
                 .and(NextCommand::new("run").option("slot", slot))
@@ -921,9 +920,9 @@ mod tests {
             ),
             (json!({"ready": null}), none, ""),
             (
-                json!({"stranger": "backend pid 7 (psql) is not a relay"}),
+                json!({"application": "psql"}),
                 none,
-                "backend pid 7 (psql) is not a relay",
+                "psql streams from slot orders, and is not a relay: relays wait for it",
             ),
             // A relay that polls needs no slot.
             (
@@ -975,7 +974,7 @@ mod tests {
                 "read the relay's log",
             ),
             (
-                json!({"stranger": "x", "pid": 7, "ready": null}),
+                json!({"application": "x", "pid": 7, "ready": null}),
                 None,
                 "select pg_terminate_backend(7);",
             ),

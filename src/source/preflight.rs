@@ -270,8 +270,8 @@ pub(crate) struct Slot {
     pub database: Option<String>,
     /// Process id of the walsender that streams from it.
     pub active_pid: Option<i32>,
-    /// The name of a client that streams from it and is no relay.
-    pub stranger: Option<String>,
+    /// `application_name` of that, where the role may see it.
+    pub application: Option<String>,
     /// Dropped at the end of its session.
     pub temporary: bool,
     /// Decodes prepared transactions at `PREPARE`.
@@ -371,6 +371,19 @@ impl Warning {
             ..self
         }
     }
+}
+
+/// What streams from `slot` and is no relay, by its name.
+pub(crate) fn stranger(
+    slot: impl Display,
+    pid: Option<i32>,
+    application: Option<&str>,
+) -> Option<Warning> {
+    let name = application.filter(|name| !name.starts_with("walrelay"))?;
+    Some(Warning::risk(
+        format!("{name} streams from slot {slot}, and is not a relay: relays wait for it"),
+        format!("select pg_terminate_backend({});", pid?),
+    ))
 }
 
 fn noted(texts: Vec<String>) -> Vec<Warning> {
@@ -505,14 +518,8 @@ fn findings_of_slot(facts: &Facts, slot: &SlotName, publication: &str) -> Vec<Fi
         return vec![Finding::new("slot", slot, Err(fault))];
     };
     let judged = judge_slot(found, slot, database, &setup);
-    let stranger = found.stranger.iter().zip(found.active_pid);
-    let stranger = stranger.map(|(name, pid)| {
-        Warning::risk(
-            format!("{name} streams from slot {slot}, and is not a relay: relays wait for it"),
-            format!("select pg_terminate_backend({pid});"),
-        )
-    });
-    let judged = judged.map(|()| stranger.collect());
+    let stranger = stranger(slot, found.active_pid, found.application.as_deref());
+    let judged = judged.map(|()| stranger.into_iter().collect());
     let mut findings = vec![Finding::new("slot", slot, judged)];
     // Without both, the slot's fault names the publication.
     if facts.publication().is_none() {

@@ -668,7 +668,7 @@ fn a_client_that_streams_and_is_no_relay_is_a_warning_with_the_sql_that_ends_it(
     let mut facts = fit();
     slot(&mut facts).active_pid = Some(7);
     assert_eq!(judged(&facts), Ok(Vec::new()));
-    slot(&mut facts).stranger = some("pg_recvlogical");
+    slot(&mut facts).application = some("pg_recvlogical");
     let slot = "orders".parse().unwrap();
     let findings = survey(&facts, &slot, "walrelay_orders", &[outbox()]);
     let of_slot = findings.into_iter().find(|finding| finding.check == "slot");
