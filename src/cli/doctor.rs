@@ -8,7 +8,7 @@ use crate::cli::output::{Failure, Grid, Outcome, Output, print_report};
 use crate::cli::survey::{Asked, look};
 use crate::sink::checks;
 use crate::survey::{Check, OK, Survey, WARNING, WRONG};
-use walrelay_core::error::{Error, Kind, filled};
+use walrelay_core::error::{Error, Given, Kind};
 use walrelay_core::printable::counted;
 
 #[derive(Debug, Args)]
@@ -58,15 +58,8 @@ pub(super) async fn doctor(args: &DoctorArgs) -> Outcome {
     for warning in config::warnings(&settings, &config) {
         survey.warning("configuration", "", warning, None);
     }
+    Given::name_servers(checks(config.sink.kind).placeholders(&config));
     look(&config, Asked::Both, &mut survey).await;
-    let placeholders = checks(config.sink.kind).placeholders(&config);
-    for fix in survey
-        .checks
-        .iter_mut()
-        .filter_map(|check| check.fix.as_mut())
-    {
-        *fix = filled(fix, &placeholders);
-    }
     print_report(args.output, &survey, &text(&survey))?;
     verdict(&survey)
 }

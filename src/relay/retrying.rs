@@ -740,8 +740,12 @@ impl RetryRun<'_> {
         events: &[ParkedRow],
     ) -> Result<(), Trouble> {
         let entry = |held: &ParkedRow| (held.id, ParkedRef::of(&held.event));
-        let all = Batch::delivered(events);
-        if events.len() > 1 && self.settled(&all).await.map_err(Trouble::Whole)? {
+        if events.len() > 1
+            && self
+                .settled(&Batch::delivered(events))
+                .await
+                .map_err(Trouble::Whole)?
+        {
             self.summary.sent += self.release(
                 events.iter().map(entry),
                 &self.shared.metrics.unparked_events,

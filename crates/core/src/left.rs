@@ -172,13 +172,14 @@ mod tests {
     use super::*;
     use crate::config::{DeliveryConfig, Guarantee};
     use crate::decode::Value;
-    use crate::ledger::{Limits, Ticket};
+    use crate::ledger::Ticket;
     use crate::position::Lsn;
     use crate::published_versions::TableFile;
+    use crate::publisher::tests::setup;
     use crate::recovery::TableTask;
     use crate::route::Record;
     use crate::sink::{Delivery, EnqueueError};
-    use crate::testing::{COLUMNS, outbox, wire};
+    use crate::testing::{COLUMNS, wire};
 
     fn stored(timeline: u32, lsn: u64) -> Stored {
         Stored {
@@ -375,19 +376,13 @@ mod tests {
     #[test]
     fn rows_of_an_open_transaction_are_known_at_the_table_however_many_producers_there_were() {
         for guarantee in [Guarantee::AtLeastOnce, Guarantee::ExactlyOnce] {
+            let delivery = DeliveryConfig {
+                guarantee,
+                ..DeliveryConfig::default()
+            };
             let setup = Setup {
-                slot: "orders".parse().unwrap(),
-                outboxes: vec![outbox()],
-                limits: Limits {
-                    events: 10,
-                    bytes: 1 << 20,
-                    each: 0,
-                },
-                delivery: DeliveryConfig {
-                    guarantee,
-                    ..DeliveryConfig::default()
-                },
                 refuses_each: false,
+                ..setup(delivery)
             };
             let mut left = process();
             let mut at = Position::default();

@@ -930,4 +930,4 @@ pub fn contradiction(error: LedgerError) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -25,8 +25,9 @@ impl Sink for Bus {
     }
 }
 
-fn publisher(on_error: OnError) -> Publisher<Bus> {
-    let setup = Setup {
+/// Of one outbox, for a bus that refuses each record.
+pub(crate) fn setup(delivery: DeliveryConfig) -> Setup {
+    Setup {
         slot: "orders".parse().unwrap(),
         outboxes: vec![outbox()],
         limits: Limits {
@@ -34,12 +35,16 @@ fn publisher(on_error: OnError) -> Publisher<Bus> {
             bytes: 1 << 20,
             each: 0,
         },
-        delivery: DeliveryConfig {
-            on_error,
-            ..DeliveryConfig::default()
-        },
+        delivery,
         refuses_each: true,
-    };
+    }
+}
+
+fn publisher(on_error: OnError) -> Publisher<Bus> {
+    let setup = setup(DeliveryConfig {
+        on_error,
+        ..DeliveryConfig::default()
+    });
     let mut publisher = Publisher::new(&setup, Position::default(), Bus(Lanes::new(1, 1))).unwrap();
     publisher.ledger.begin(Lsn::new(0x64)).unwrap();
     publisher
