@@ -28,7 +28,7 @@ use walrelay_lab::verify::{Committed, Findings, Topics, verify};
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::servers::{Postgres, log_tails};
 use crate::support::sql::Sql;
-use crate::support::wait::{Stopped, eventually};
+use crate::support::wait::{Stopped, eventually, grown};
 use crate::support::world::{ARRIVAL, World, committed};
 
 /// The scenarios. Each is a test of each bus; some need a server that can be away, or an
@@ -221,8 +221,7 @@ impl<B: TestBus> Lab<B> {
     #[track_caller]
     fn wait_more(&mut self, more: i64) {
         let goal = self.count() + more;
-        let count = || self.count();
-        eventually("more arrives", ARRIVAL, count, |count| *count >= goal);
+        grown("more arrives", goal, || self.count());
     }
 
     /// The checker's findings for the present state. A row without a version is not expected.
@@ -241,9 +240,7 @@ impl<B: TestBus> Lab<B> {
         let expected = "select count(*) from outbox where payload ? 'v'";
         let expected = self.world.sql().number(expected);
         let count = || self.count();
-        eventually("as many records as rows", ARRIVAL, count, |count| {
-            *count >= expected
-        });
+        grown("as many records as rows", expected, count);
         // With duplicates, as many records as rows does not mean all rows.
         let findings = || self.findings();
         let found = eventually("every row has arrived", ARRIVAL, findings, |found| {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::seed::from_environment;
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, grown};
 use crate::support::world::World;
 
 const ARRIVAL: Duration = Duration::from_secs(240);
@@ -35,12 +35,7 @@ fn a_large_transaction_is_relayed_in_bounded_memory() {
     relay.wait_ready();
     commit_at_once(&world, rows);
     let goal = i64::try_from(rows).unwrap();
-    eventually(
-        "all rows arrive",
-        ARRIVAL,
-        || world.delivered(),
-        |records| *records >= goal,
-    );
+    grown("all rows arrive", goal, || world.delivered());
     let peak = relay.process.resident_peak_bytes().unwrap();
     eprintln!("{rows} rows in one transaction: {} MiB at most", peak >> 20);
     assert!(peak < RESIDENT_BYTES_MAX, "{} MiB resident", peak >> 20);

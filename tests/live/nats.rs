@@ -15,7 +15,7 @@ use crate::support::certificates::{Authority, LOOPBACK};
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::servers::nats::Stored;
 use crate::support::servers::{Nats, Postgres};
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, grown};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World, committed};
 
@@ -80,9 +80,7 @@ fn findings(world: &World, messages: &[Stored]) -> Findings {
 fn all_delivered(world: &World, nats: &Nats) -> Findings {
     let rows = world.committed();
     let count = || nats.count(STREAM);
-    eventually("as many messages as rows", ARRIVAL, count, |count| {
-        *count >= rows
-    });
+    grown("as many messages as rows", rows, count);
     let found = || findings(world, &nats.read(STREAM));
     let found = eventually("every row has arrived", ARRIVAL, found, |found| {
         found.lost.is_empty()

@@ -15,7 +15,7 @@ use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, grown};
 use crate::support::workload::{Plan, Workload};
 use crate::support::world::{ARRIVAL, World, committed};
 
@@ -241,12 +241,9 @@ impl Orders {
     #[track_caller]
     fn arrived(&self) -> Findings {
         let written = self.written();
-        eventually(
-            "as many records as rows",
-            ARRIVAL,
-            || self.world.delivered(),
-            |records| *records >= written,
-        );
+        grown("as many records as rows", written, || {
+            self.world.delivered()
+        });
         self.world.wait_confirmed(ARRIVAL);
         self.check()
     }

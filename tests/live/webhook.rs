@@ -16,7 +16,7 @@ use super::otel::server_config;
 use super::parked;
 use crate::support::certificates::{Authority, Identity, LOOPBACK};
 use crate::support::relay::{EXIT, RelayCommand};
-use crate::support::wait::{eventually, until};
+use crate::support::wait::{eventually, grown, until};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -203,13 +203,10 @@ impl Receiver {
         let committed = usize::try_from(world.committed()).expect("a count");
         let ids = || {
             let kept = self.kept();
-            kept.iter()
-                .map(|post| post.id().to_owned())
-                .collect::<BTreeSet<_>>()
+            let ids: BTreeSet<_> = kept.iter().map(|post| post.id().to_owned()).collect();
+            i64::try_from(ids.len()).expect("a count")
         };
-        eventually("every event has arrived", ARRIVAL, ids, |ids| {
-            ids.len() == committed
-        });
+        grown("every event has arrived", world.committed(), ids);
         let mut seen = BTreeSet::new();
         let mut newest: HashMap<String, i64> = HashMap::new();
         let kept = self.kept();

@@ -61,6 +61,17 @@ pub(crate) fn eventually<T: Debug>(
         .unwrap_or_else(|| panic!("{caller}: not within {deadline:?}: {what}; last seen: {last:?}"))
 }
 
+/// Waits until a count is at `goal`, however long that takes. Panics at the caller when the count
+/// has not grown for [`LIMIT`]. For backlogs: a slow machine makes them longer.
+#[track_caller]
+pub(crate) fn grown(what: &str, goal: i64, mut count: impl FnMut() -> i64) {
+    let mut now = count();
+    while now < goal {
+        let more = format!("{what}: {goal} expected");
+        now = eventually(&more, LIMIT, &mut count, |count| *count > now);
+    }
+}
+
 /// Checks that a condition holds during all of `period`. The only wait for a time: for what must
 /// *not* happen.
 #[track_caller]

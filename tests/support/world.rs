@@ -278,7 +278,7 @@ impl World {
     pub(crate) fn assert_all_delivered(&self) -> Findings {
         let committed = self.committed();
         // Counting is cheap. With duplicates, as many records as rows does not mean all rows.
-        wait::until(ARRIVAL, || (self.delivered() >= committed).then_some(()));
+        wait::grown("as many records as rows", committed, || self.delivered());
         let findings = eventually(
             "every row has arrived",
             ARRIVAL,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Fate, Lab, TestServer, ready};
 use crate::support::relay::Relay;
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, grown};
 
 const DELIVERED: Duration = Duration::from_secs(240);
 
@@ -32,9 +32,7 @@ fn all_is_well<B: TestServer>(mut lab: Lab<B>, relay: &Relay) {
     lab.bus.thaw();
     let rows = lab.world.committed();
     let count = || lab.count();
-    eventually("as many records as rows", DELIVERED, count, |count| {
-        *count >= rows
-    });
+    grown("as many records as rows", rows, count);
     let found = lab.all_delivered();
     let peak = relay.process.resident_peak_bytes().expect("it runs");
     eprintln!("{}: {} MiB at most", B::NAME, peak >> 20);

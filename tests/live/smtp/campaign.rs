@@ -6,7 +6,7 @@ use super::server::{Mail, Reply, Server, Step};
 use crate::support::proxy::{Proxy, Way};
 use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::Postgres;
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, grown};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -98,11 +98,9 @@ fn assert_all_kept(world: &World, server: &Server) -> usize {
             .iter()
             .map(|mail| mail.field("X-Row").to_owned())
             .collect();
-        rows.len()
+        i64::try_from(rows.len()).expect("a count")
     };
-    eventually("every mail has arrived", ARRIVAL, rows, |rows| {
-        *rows == committed
-    });
+    grown("every mail has arrived", world.committed(), rows);
     let kept = server.kept();
     let mut first: BTreeMap<&str, &Mail> = BTreeMap::new();
     for mail in &kept {
