@@ -1,6 +1,6 @@
--- Follows chosen.sql. $9 the request: retry or drop. The effect of a retry or a drop. One row: the ids of the first event of each
--- aggregate, the ids of the selected events, and the number of all events of the aggregates. A retry leaves out aggregates whose
--- first event is to be dropped, unless its id is named.
+-- Follows chosen.sql. $9 the request: retry or drop. The effect of a retry or a drop. One row: the ids of the events that the request
+-- goes to, and the number of all events of their aggregates. A retry goes to the first event of each aggregate, and leaves out
+-- aggregates whose first event is to be dropped, unless its id is named.
 , aggregates as (
     select a.first, a.events
     from (select distinct c.outbox, c.key, c.alone from chosen c) d
@@ -15,6 +15,8 @@
     where $9::text = 'drop' or h.asked is distinct from 'drop' or h.row_id = any ($2)
 )
 select
-    (select coalesce(array_agg(a.first order by a.first), '{}') from aggregates a) as heads,
-    (select coalesce(array_agg(c.id order by c.id), '{}') from chosen c) as events,
+    case when $9 = 'drop'
+        then (select coalesce(array_agg(c.id order by c.id), '{}') from chosen c)
+        else (select coalesce(array_agg(a.first order by a.first), '{}') from aggregates a)
+    end as ids,
     (select coalesce(sum(a.events), 0)::bigint from aggregates a) as waiting

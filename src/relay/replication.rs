@@ -933,26 +933,15 @@ impl ReplicationLoop<'_> {
         let metrics = &self.shared.process.telemetry.metrics;
         let ignored = pipeline.assembler.ignored();
         let before = std::mem::replace(&mut statistics.ignored, ignored);
-        metrics.ignored(
-            Other::Insert,
-            ignored.inserts.saturating_sub(before.inserts),
-        );
-        metrics.ignored(
-            Other::Update,
-            ignored.updates.saturating_sub(before.updates),
-        );
-        metrics.ignored(
-            Other::Delete,
-            ignored.deletes.saturating_sub(before.deletes),
-        );
-        metrics.ignored(
-            Other::Truncate,
-            ignored.truncates.saturating_sub(before.truncates),
-        );
-        metrics.ignored(
-            Other::LogicalMessage,
-            ignored.messages.saturating_sub(before.messages),
-        );
+        for (operation, now, before) in [
+            (Other::Insert, ignored.inserts, before.inserts),
+            (Other::Update, ignored.updates, before.updates),
+            (Other::Delete, ignored.deletes, before.deletes),
+            (Other::Truncate, ignored.truncates, before.truncates),
+            (Other::LogicalMessage, ignored.messages, before.messages),
+        ] {
+            metrics.ignored(operation, now.saturating_sub(before));
+        }
         let covered = ignored.covered.saturating_sub(before.covered);
         metrics.covered_events.inc_by(covered);
         if covered > 0 && !std::mem::replace(&mut statistics.is_covered_logged, true) {

@@ -202,6 +202,56 @@ fn rows_deleted_from_the_parked_table_by_hand_release_their_aggregates() {
 }
 
 #[test]
+fn a_retry_takes_back_no_drop_unless_it_names_the_event() {
+    const FIRST: &str = "id = (select min(id) from walrelay.parked)";
+    let world = World::new();
+    let sql = world.sql();
+    let mut relay = world.run().option("--on-error", "park").start();
+    relay.wait_ready();
+    sql.run("select emit('not a topic', 'a', 20), emit('not a topic', 'a', 20)");
+    let both = || world.number_parked();
+    eventually("both wait", ARRIVAL, both, |count| *count == 2);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    let asked = || sql.text(&format!("select asked from walrelay.parked where {FIRST}"));
+    let id = |which: &str| {
+        sql.text(&format!(
+            "select convert_from(row_id, 'UTF8') from walrelay.parked where {which}"
+        ))
+    };
+    let retry = command(&world, "retry").flag("--yes");
+    let every = retry.clone().flag("--all");
+
+    // The drop is requested between plan and request.
+    let other = world.sql();
+    other.run(&format!(
+        "begin; update walrelay.parked set asked = 'drop' where {FIRST}"
+    ));
+    let output = std::thread::scope(|scope| {
+        let retried = scope.spawn(|| every.output());
+        let waits = "select count(*) from pg_stat_activity
+             where datname = current_database() and application_name = 'walrelay parked' and \
+             wait_event_type = 'Lock'";
+        let waiting = || sql.number(waits);
+        eventually("the command waits", ARRIVAL, waiting, |count| *count == 1);
+        other.run("commit");
+        retried.join().expect("a thread")
+    });
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains("retry requested for 0 aggregates"), "{told}");
+    assert_eq!(asked(), "drop");
+
+    for choice in [every, retry.clone().flag(&id(&format!("not {FIRST}")))] {
+        let output = choice.output();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("is to be dropped"), "{told}");
+        assert_eq!(asked(), "drop");
+    }
+    retry.flag(&id(FIRST)).succeed();
+    assert_eq!(asked(), "retry");
+}
+
+#[test]
 fn many_parked_events_are_dropped_in_few_transactions() {
     const MANY: i64 = 4_000;
     let world = World::new();

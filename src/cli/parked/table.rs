@@ -15,7 +15,6 @@ use crate::cli::config;
 use crate::cli::output::{Outcome, age, cut, note, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
-use crate::postgres::fault;
 use crate::postgres::query::QueryError;
 use crate::postgres::sql::SqlSession;
 use crate::source::lease::{Holder, holder};
@@ -108,21 +107,21 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     let row = rows
         .first()
         .ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
-    let ids = match change {
-        Change::Retry => column(row, "heads")?,
-        Change::Drop => column(row, "events")?,
-    };
-    let dry_run = args.consent.dry_run;
-    let waiting = count(row, "waiting")?;
-    let relay_runs = relay.is_some();
+    let ids: Vec<i64> = column(row, "ids")?;
+    if ids.is_empty() {
+        let cause = "the first event of each of these aggregates is to be dropped";
+        return Err(Error::new(Kind::NothingMatched, cause)
+            .remedy("the events behind it follow it; a retry with its id takes the drop back")
+            .into());
+    }
     let mut plan = Request {
         change,
-        dry_run,
+        dry_run: args.consent.dry_run,
         counts,
-        waiting,
+        waiting: count(row, "waiting")?,
         ids,
         asked: 0,
-        relay_runs,
+        relay_runs: relay.is_some(),
     };
     if !args
         .consent
@@ -136,16 +135,11 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
     // The newest first: as long as the head of an aggregate waits, the relay delivers none behind
     // it.
     for ids in plan.ids.rchunks(ASKED_AT_ONCE) {
-        let asked = table
-            .session
-            .client()
-            .execute(ASK, &[&plan.counts.slot, &ids, &word])
-            .await;
         let doing = format!(
             "requesting {word} of {of} parked events, {} of which are requested",
             plan.asked
         );
-        plan.asked += asked.map_err(|error| fault::query(&doing, &error))?;
+        plan.asked += table.rows(&doing, ASK, &[&word, &ids]).await?.len() as u64;
         bar.at(plan.asked, Some(of), || "events requested".to_owned());
     }
     drop(bar);
@@ -435,7 +429,7 @@ impl Request {
         let gone = if gone > 0 {
             let were = if gone == 1 { "was" } else { "were" };
             format!(
-                "; {} {were} delivered or dropped meanwhile",
+                "; {} {were} delivered meanwhile, or a drop was requested",
                 counted(gone, "event")
             )
         } else {
@@ -563,8 +557,8 @@ mod tests {
         );
         assert_eq!(
             plan(Change::Drop, 3).result(None),
-            "drop requested for 2 events; 1 event was delivered or dropped meanwhile; no relay has \
-             slot s now: the next one carries this out"
+            "drop requested for 2 events; 1 event was delivered meanwhile, or a drop was \
+             requested; no relay has slot s now: the next one carries this out"
         );
     }
 
