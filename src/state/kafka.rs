@@ -11,6 +11,7 @@ use crate::config::{KafkaConfig, StateConfig};
 use crate::sink::BusHandle as _;
 use crate::sink::Producer;
 use crate::sink::kafka::cluster::{judge_of_position, refused_position};
+use crate::sink::kafka::off_runtime;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
 use crate::state::encode;
@@ -84,14 +85,14 @@ pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Op
     let options = Options::reader(config)?;
     let topic = state.topic.clone();
     let key = state.key.clone();
-    let read = tokio::task::spawn_blocking(move || {
+    off_runtime(move || {
         let reader = TopicReader::open(options.clone(), Isolation::ReadCommitted, None)?;
         match look(&reader, &topic)?.partitions.is_empty() {
             true => Ok(None),
             false => newest(options, &topic, &key),
         }
-    });
-    read.await.map_err(|error| Error::new(Kind::Bug, error))?
+    })
+    .await
 }
 
 /// Runs `work`, which blocks and ends by its own deadline, off the runtime. Where Kafka refuses us,
@@ -101,9 +102,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     tokio::select! {
-        done = tokio::task::spawn_blocking(work) => {
-            done.map_err(|error| Error::new(Kind::Bug, error))?
-        }
+        done = off_runtime(work) => done,
         refusal = producer.unusable() => Err(refusal),
     }
 }

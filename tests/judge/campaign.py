@@ -30,12 +30,12 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import measures  # noqa: E402: their path comes first
-from servers import ROOT, START_SECONDS  # noqa: E402
+from servers import ROOT, START_SECONDS, Clock  # noqa: E402
 from world import MODES, SINKS, World  # noqa: E402
 
 # How many faults of 1,000 are of a kind, where all kinds are there.
 WEIGHTS = {
-    "relay-kill": 300, "relay-stop": 90, "relay-freeze": 60,
+    "relay-kill": 300, "relay-stop": 90, "relay-freeze": 60, "relay-clock": 30, "postgres-clock": 30,
     "walsender-end": 110, "walsender-freeze": 40, "postgres-restart": 25, "backend-kill": 15,
     "postgres-cut": 90, "postgres-silent": 30, "postgres-slow": 30,
     "kafka-cut": 90, "kafka-silent": 30, "kafka-slow": 30, "nats-cut": 90, "nats-silent": 30, "nats-slow": 30,
@@ -49,6 +49,7 @@ OF_POSTGRES = (
     "postgres-full", "read-only", "certificate",
 )
 OF_BROKERS = "broker-kill", "broker-stop", "broker-freeze", "partitions", "topic-limit"
+OF_CLOCKS = {"relay-clock", "postgres-clock"}
 # A relay that stood still, or was cut off, may send records once more behind newer ones. One that was sent before a
 # crash, and is refused now, may be parked behind newer ones.
 STALE = {
@@ -118,11 +119,13 @@ class Campaign:
                 yield "relay-kill", world.relay_kill, relay, name
                 yield "relay-stop", world.relay_stop, relay, name
                 yield "relay-freeze", world.relay_freeze, relay, name
+                yield "relay-clock", world.relay_clock, relay, {f"relay-clock-{relay.number}"}
         for (side, number), proxy in world.proxies.items():
             for kind in ("cut", "silent", "slow") if side != "writers" else ():
                 yield f"{side}-{kind}", getattr(world, kind), proxy, {f"{side}-door-{number}"}
         for kind in OF_POSTGRES:
             yield kind, getattr(world, kind.replace("-", "_")), world.postgres, {"postgres"}
+        yield "postgres-clock", world.postgres_clock, world.postgres, {"postgres-clock"}
         if world.standby is not None:
             yield "failover", world.failover, world.postgres, {"postgres"}
         yield "open-transaction", world.open_transaction, world.postgres, {"transaction"}
@@ -342,6 +345,11 @@ def arguments():
     options.binary = options.binary or next((path for path in built if os.path.exists(path)), None)
     if options.binary is None:
         parser.error("there is no walrelay in target: build it, or name it with --binary")
+    if options.kinds & OF_CLOCKS and not Clock.works_with(options.binary):
+        print("no clock faults: they need libfaketime, and a walrelay that was built without the feature jemalloc")
+        options.kinds -= OF_CLOCKS
+    if not options.kinds & OF_CLOCKS:
+        Clock.LIBRARY = None
     return options
 
 

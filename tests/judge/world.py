@@ -264,6 +264,17 @@ class World:
 
         return self.long(8), thaw
 
+    def relay_clock(self, relay):
+        return self.clock(relay)
+
+    def postgres_clock(self, postgres):
+        return self.clock(postgres)
+
+    def clock(self, server):
+        """Its time of day jumps, by up to a day, and later back."""
+        server.clock.jump(self.chance.choice((-1, 1)) * 86_400 ** self.chance.random())
+        return 1 + self.long(8), lambda: server.clock.jump(0) or True
+
     def walsender_end(self, postgres):
         ended = postgres.sql("select count(pg_terminate_backend(active_pid)) from pg_replication_slots where active")
         return (0, None) if ended and ended != ["0"] else None

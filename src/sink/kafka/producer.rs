@@ -37,6 +37,7 @@ use super::faults::{self, Subject, code};
 use super::native::{
     Metadata, ProducerClient as Client, Sender, add_servers, cluster_id, knows_no_broker, metadata,
 };
+use super::off_runtime;
 use super::options::Options;
 use crate::sink::BusHandle;
 use futures_util::future::BoxFuture;
@@ -571,11 +572,11 @@ impl Probe {
         let is_doubtful =
             is_suspected || is_silent || knows_no_broker || !self.shared.tracker.is_up();
         if is_doubtful {
-            let asked = spawn_blocking(move || {
+            let looked = off_runtime(move || {
                 // One topic, where there is one: a cluster may have very many.
                 let topic = inner.shared.topic.get().map(String::as_str);
                 let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) else {
-                    return;
+                    return Ok(());
                 };
                 let tracker = &inner.shared.tracker;
                 let options = inner.options();
@@ -585,8 +586,9 @@ impl Probe {
                 {
                     inner.client.context().is_down(error.to_string());
                 }
+                Ok(())
             });
-            asked.await.unwrap_or_default();
+            looked.await.unwrap_or_default();
         }
         if is_doubtful || reported {
             self.heard = Instant::now();
@@ -757,8 +759,7 @@ impl BusHandle for Producer {
     fn cluster_id(&self) -> BoxFuture<'_, Result<Option<String>>> {
         Box::pin(async {
             let inner = self.alive()?;
-            let asked = spawn_blocking(move || inner.cluster_id());
-            asked.await.map_err(|error| Error::new(Kind::Bug, error))?
+            off_runtime(move || inner.cluster_id()).await
         })
     }
 

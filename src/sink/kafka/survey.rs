@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use tokio::task::spawn_blocking;
 
 use super::cluster::{
     Cluster, Description, Topic, judge_of_position, may_not_write, no_topic, refused_position,
@@ -12,7 +11,7 @@ use super::cluster::{
 use super::faults::may_not_read;
 use super::options::{Options, tool_placeholders, weaknesses};
 use super::topic_reader::{Isolation, TopicReader};
-use super::{KafkaSink, fits_client, record_bytes};
+use super::{KafkaSink, fits_client, off_runtime, record_bytes};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::sink::{Admission, BusChecks, BusHandle as _, BusSink as _, ReadTopics};
 use crate::survey::{BUS, Largest, Seen, Survey, TOPIC, TOPIC_RIGHTS};
@@ -121,8 +120,7 @@ async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Surve
     }
     let names: Vec<String> = topics.iter().map(|(_, name)| (*name).clone()).collect();
     let kafka = config.kafka.clone();
-    let read = spawn_blocking(move || Cluster::read(&kafka, broker, &names)).await;
-    let cluster = match read.unwrap_or_else(|error| Err(Error::new(Kind::Bug, error))) {
+    let cluster = match off_runtime(move || Cluster::read(&kafka, broker, &names)).await {
         Ok(cluster) => cluster,
         Err(error) => return survey.wrong(TOPIC, "", &error),
     };

@@ -656,3 +656,22 @@ async fn requests_grow_with_partitions_and_not_with_what_waits_for_their_opening
         sink.close().await;
     }
 }
+
+/// What waits for a time of day waits for long once the clock was set back.
+#[tokio::test(start_paused = true)]
+async fn a_question_that_does_not_end_is_left() {
+    let (ends, ended) = std::sync::mpsc::channel();
+    let question = tokio::spawn(off_runtime(move || {
+        ended.recv().unwrap();
+        Ok(())
+    }));
+    tokio::task::yield_now().await;
+    tokio::time::advance(ANSWER_MAX - Duration::from_secs(1)).await;
+    assert!(!question.is_finished());
+    tokio::time::advance(Duration::from_secs(2)).await;
+    let error = question.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), Kind::BusUnreachable);
+    assert!(error.what_to_do().is_some_and(|fix| fix.contains("clock")));
+    ends.send(()).unwrap();
+    off_runtime(|| Ok(())).await.unwrap();
+}
