@@ -1,6 +1,6 @@
 -- Follows chosen.sql. $9 the request: retry or drop. The effect of a retry or a drop. One row: the ids of the events that the request
 -- goes to, and the number of all events of their aggregates. A retry goes to the first event of each aggregate, and leaves out
--- aggregates whose first event is to be dropped, unless its id is named.
+-- aggregates whose first event is to be dropped, unless its id is named. It also goes to each named event that is to be dropped.
 , aggregates as (
     select a.first, a.events
     from (select distinct c.outbox, c.key, c.alone from chosen c) d
@@ -17,6 +17,13 @@
 select
     case when $9 = 'drop'
         then (select coalesce(array_agg(c.id order by c.id), '{}') from chosen c)
-        else (select coalesce(array_agg(a.first order by a.first), '{}') from aggregates a)
+        else (
+            select coalesce(array_agg(r.id order by r.id), '{}')
+            from (
+                select a.first as id from aggregates a
+                union
+                select c.id from chosen c where c.asked = 'drop' and c.row_id = any ($2)
+            ) r
+        )
     end as ids,
     (select coalesce(sum(a.events), 0)::bigint from aggregates a) as waiting

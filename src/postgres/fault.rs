@@ -175,8 +175,9 @@ fn tls(act: While<'_>, refusal: &rustls::Error) -> Error {
         ),
     );
     if matches!(refusal, rustls::Error::InvalidCertificate(_)) {
-        return error
-            .remedy("check sslrootcert and the host's name against the server's certificate");
+        return error.remedy(
+            "check sslrootcert, the host's name and clock against the server's certificate",
+        );
     }
     error.remedy(
         "check sslmode, sslcert and sslkey against the server's ssl settings and pg_hba.conf",

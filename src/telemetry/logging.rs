@@ -174,12 +174,16 @@ mod tests {
 
     #[test]
     fn a_long_value_is_cut() {
-        let text = logged(false, || tracing::info!(id = "x".repeat(100_000), "long"));
-        assert!(
-            text.len() < VALUE_BYTES_MAX + 200 && text.contains("(cut)"),
-            "{} bytes",
-            text.len()
-        );
+        for character in ["x", "漢"] {
+            let text = logged(false, || {
+                tracing::info!(id = character.repeat(100_000), "long");
+            });
+            assert!(
+                text.len() < VALUE_BYTES_MAX + 200 && text.contains("(cut)"),
+                "{} bytes",
+                text.len()
+            );
+        }
     }
 
     #[test]

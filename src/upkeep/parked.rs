@@ -23,6 +23,7 @@ use walrelay_core::parked::{
     ParkedRow, Parking, short,
 };
 use walrelay_core::position::Lsn;
+use walrelay_core::printable::shell_word;
 use walrelay_core::template::ColumnType;
 
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
@@ -604,7 +605,7 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     let was = quote_literal(first)?;
     Err(Error::new(Kind::Config, cause).remedy(
         Remedy::from("configure it again until nothing of it waits; or give its events up: `")
-            .and(NextCommand::new("parked drop").option("outbox", &was))
+            .and(NextCommand::new("parked drop").option("outbox", shell_word(first)))
             .and(format!(
                 "`; or, where it has another name by now: update walrelay.parked set outbox = 'the \
                  new name' where slot = {of} \
@@ -643,7 +644,7 @@ fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Resul
             ))
             .and(NextCommand::new("parked list"))
             .and("` shows; or give the events up: ")
-            .and(NextCommand::new("parked drop").option("outbox", quote_literal(&name)?)),
+            .and(NextCommand::new("parked drop").option("outbox", shell_word(&name))),
         ));
     }
     Ok(())

@@ -167,14 +167,14 @@ class Server:
 class Clock:
     """The time of day of a process, which can jump; how long something took is measured as ever."""
 
-    LIBRARY = next(iter(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), None)
+    LIBRARY = next(iter(glob.glob("/usr/lib*/**/faketime/libfaketimeMT.so.1", recursive=True)), None)
 
     def __init__(self, path):
         self.path = path
         self.jump(0)
         self.environment = {
             "LD_PRELOAD": self.LIBRARY, "FAKETIME_TIMESTAMP_FILE": path, "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
         } if self.LIBRARY else {}
 
     @classmethod
@@ -186,7 +186,7 @@ class Clock:
         try:
             command = [binary, "--version"]
             return subprocess.run(command, capture_output=True, timeout=5, check=False, env=environment).returncode == 0
-        except subprocess.TimeoutExpired:
+        except (OSError, subprocess.TimeoutExpired):
             return False
 
     def jump(self, seconds):

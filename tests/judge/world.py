@@ -271,8 +271,9 @@ class World:
         return self.clock(postgres)
 
     def clock(self, server):
-        """Its time of day jumps, by up to a day, and later back."""
-        server.clock.jump(self.chance.choice((-1, 1)) * 86_400 ** self.chance.random())
+        """Its time of day jumps, by up to a day, and later back. Before its certificate no server is trusted."""
+        ways = (1,) if self.authority else (-1, 1)
+        server.clock.jump(self.chance.choice(ways) * 86_400 ** self.chance.random())
         return 1 + self.long(8), lambda: server.clock.jump(0) or True
 
     def walsender_end(self, postgres):
@@ -413,7 +414,7 @@ class World:
         return self.long(8), lift
 
     def retry_parked(self):
-        """Whether an operator asked for all of them; 1 is that there are none."""
+        """Whether an operator asked for all of them; 1 is that there are none, or none but those behind an event to be dropped."""
         return self.operator.command("parked", "retry", "--all", "--yes") in (0, 1)
 
     def cut(self, proxy):

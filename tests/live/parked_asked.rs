@@ -237,7 +237,7 @@ fn a_retry_takes_back_no_drop_unless_it_names_the_event() {
         retried.join().expect("a thread")
     });
     let told = String::from_utf8_lossy(&output.stdout);
-    assert!(told.contains("retry requested for 0 aggregates"), "{told}");
+    assert!(told.contains("retry requested for 0 events"), "{told}");
     assert_eq!(asked(), "drop");
 
     for choice in [every, retry.clone().flag(&id(&format!("not {FIRST}")))] {
@@ -247,6 +247,16 @@ fn a_retry_takes_back_no_drop_unless_it_names_the_event() {
         assert!(told.contains("is to be dropped"), "{told}");
         assert_eq!(asked(), "drop");
     }
+    let behind = id(&format!("not {FIRST}"));
+    let of_behind = || {
+        let of = format!("select asked from walrelay.parked where not {FIRST}");
+        sql.text(&of)
+    };
+    let drop = command(&world, "drop").flag("--yes").flag(&behind);
+    drop.succeed();
+    assert_eq!(of_behind(), "drop");
+    retry.clone().flag(&behind).succeed();
+    assert_eq!([asked(), of_behind()], ["drop", "retry"]);
     retry.flag(&id(FIRST)).succeed();
     assert_eq!(asked(), "retry");
 }

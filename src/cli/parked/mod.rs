@@ -592,7 +592,7 @@ Exit codes:
 const CHANGE_EXIT_CODES: &str = "
 Exit codes:
   0   the request is stored for the relay; or --dry-run showed the request
-  1   no event matches, or nothing is parked
+  1   nothing is parked, no event matches, or each is behind one to be dropped
   2   the configuration or a flag is not valid, or the answer was not yes
   10  Postgres cannot be reached (11: refuses)";
 

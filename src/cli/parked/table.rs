@@ -109,9 +109,9 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
         .ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
     let ids: Vec<i64> = column(row, "ids")?;
     if ids.is_empty() {
-        let cause = "the first event of each of these aggregates is to be dropped";
+        let cause = "no such event waits for an attempt: each is behind one that is to be dropped";
         return Err(Error::new(Kind::NothingMatched, cause)
-            .remedy("the events behind it follow it; a retry with its id takes the drop back")
+            .remedy("the relay tries it after the drop; a retry of that one takes the drop back")
             .into());
     }
     let mut plan = Request {
@@ -378,8 +378,8 @@ impl Request {
                 let tried = self.ids.len() as u64;
                 let behind = self.waiting.saturating_sub(tried);
                 format!(
-                    "{counts}\nTo be tried: the first events of {}, then {} behind them\n",
-                    counted(tried, "aggregate"),
+                    "{counts}\nTo be tried: {}, then {} behind\n",
+                    counted(tried, "event"),
                     counted(behind, "event")
                 )
             }
@@ -402,7 +402,7 @@ impl Request {
             Change::Retry => format!(
                 "Have the relay of slot {} try {} again?",
                 self.counts.slot,
-                counted(count, "aggregate")
+                counted(count, "event")
             ),
             Change::Drop => format!(
                 "Drop {}? The relay of slot {} never delivers these events.",
@@ -422,8 +422,8 @@ impl Request {
             ),
         };
         let what = match self.change {
-            Change::Retry => format!("retry requested for {}", counted(self.asked, "aggregate")),
-            Change::Drop => format!("drop requested for {}", counted(self.asked, "event")),
+            Change::Retry => "retry",
+            Change::Drop => "drop",
         };
         let gone = (self.ids.len() as u64).saturating_sub(self.asked);
         let gone = if gone > 0 {
@@ -435,7 +435,8 @@ impl Request {
         } else {
             String::new()
         };
-        format!("{what}{gone}; {who}")
+        let asked = counted(self.asked, "event");
+        format!("{what} requested for {asked}{gone}; {who}")
     }
 }
 
@@ -520,11 +521,11 @@ mod tests {
     fn a_retry_counts_aggregates_and_a_drop_counts_events() {
         insta::assert_snapshot!(plan(Change::Retry, 2).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be tried: the first events of 2 aggregates, then 1203 events behind them
+        To be tried: 2 events, then 1203 events behind
         ");
         insta::assert_snapshot!(plan(Change::Retry, 1).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be tried: the first events of 1 aggregate, then 1204 events behind them
+        To be tried: 1 event, then 1204 events behind
         ");
         insta::assert_snapshot!(plan(Change::Drop, 5).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
@@ -537,7 +538,7 @@ mod tests {
         );
         assert_eq!(
             plan(Change::Retry, 2).question(),
-            "Have the relay of slot s try 2 aggregates again?"
+            "Have the relay of slot s try 2 events again?"
         );
     }
 
@@ -552,7 +553,7 @@ mod tests {
         };
         assert_eq!(
             plan(Change::Retry, 2).result(Some(&relay)),
-            "retry requested for 2 aggregates; the relay (backend pid 7, streams) carries this out \
+            "retry requested for 2 events; the relay (backend pid 7, streams) carries this out \
              within a second or so"
         );
         assert_eq!(
