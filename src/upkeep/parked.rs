@@ -676,20 +676,20 @@ mod tests {
             known,
             left("sales.Old", 2),
             left("sales.Old", 1),
-            left("mail", 4),
+            left("mail o'clock", 4),
         ];
         let error = all_configured(&all, &slot, &outboxes).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         assert!(
             error
                 .cause()
-                .contains("4 of outbox mail, 3 of outbox sales.Old"),
+                .contains("4 of outbox mail o'clock, 3 of outbox sales.Old"),
             "{error}"
         );
         let fix = error.what_to_do().unwrap();
         assert!(
-            fix.contains("drop --outbox 'mail'")
-                && fix.contains("slot = 'shop' and outbox = 'mail'"),
+            fix.contains(r"drop --outbox 'mail o'\''clock'")
+                && fix.contains("slot = 'shop' and outbox = 'mail o''clock'"),
             "{fix}"
         );
     }

@@ -300,7 +300,7 @@ fn parked_events_of_a_removed_outbox_are_refused_at_start_and_can_be_dropped() {
     for mode in ["slot", "poll"] {
         let words = [
             "1 of outbox public.outbox",
-            "--outbox 'public.outbox'",
+            "--outbox public.outbox",
             "update walrelay.parked set outbox",
         ];
         is_refused(&renamed.clone().option("--mode", mode), 2, &words);
