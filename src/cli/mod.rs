@@ -896,7 +896,8 @@ mod tests {
                 NextCommand::new("teardown")
                     .option("slot", "a")
                     .flag("force"),
-                "walrelay teardown --config 'my file.toml' --publication p --slot a --force",
+                "walrelay teardown --config 'my file.toml' --publication p --table 's.\"T\"' --slot a \
+                 --force",
             ),
             (
                 NextCommand::new("parked list"),

@@ -16,7 +16,7 @@ use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::source::catalog::{Catalog, Catalogs, Publication, Seen};
 use crate::source::preflight::{self, Slot};
-use walrelay_core::config::{OutboxConfig, TableName, tables_of};
+use walrelay_core::config::{OutboxConfig, SlotName, TableName, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use walrelay_core::event::Event;
 
@@ -30,6 +30,9 @@ pub(crate) struct TeardownArgs {
     /// The publication; walrelay_SLOT by default
     #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
+    /// The outbox table
+    #[arg(long, value_name = "SCHEMA.TABLE")]
+    pub table: Option<String>,
     /// Change nothing; print the SQL for psql
     #[arg(long)]
     pub dry_run: bool,
@@ -64,7 +67,7 @@ Exit codes:
   10  Postgres cannot be reached (11: refuses, or another role owns the publication)
   13  a relay streams from the slot
   14  the slot has unrelayed events, or is not walrelay's
-  15  the publication publishes more than one table, and not exactly those of the configuration";
+  15  others may need the publication: its name or its tables are not those of this relay";
 
 /// Drops the slot and the publication, after a question. A missing object is no error.
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
@@ -83,6 +86,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     if let Some(publication) = publication {
         may_go(
             &source.publication,
+            &source.slot,
             publication,
             &catalog.other_tables,
             &outboxes,
@@ -232,6 +236,7 @@ fn is_walrelays(source: &SourceConfig, slot: &Slot) -> Result<()> {
 /// configured tables. A table that is dropped leaves an empty one.
 fn may_go(
     name: &str,
+    slot: &SlotName,
     publication: &Publication,
     published: &[String],
     outboxes: &[OutboxConfig],
@@ -250,14 +255,17 @@ fn may_go(
     };
     let made_for_it =
         published.len() <= 1 || published.len() == wanted.len() && published.iter().all(is_wanted);
-    if made_for_it && !publication.all_tables && !publication.has_schemas {
+    let is_anothers = name
+        .strip_prefix("walrelay_")
+        .is_some_and(|of| of != slot.as_str());
+    if made_for_it && !is_anothers && !publication.all_tables && !publication.has_schemas {
         return Ok(());
     }
     Err(Error::new(
         Kind::Publication,
         format!(
-            "publication {name} publishes more than one table, and not exactly those of this \
-             configuration: others may need it"
+            "publication {name} has the name of another slot's, or publishes more than one table \
+             and not exactly those of this configuration: others may need it"
         ),
     )
     .remedy(
@@ -485,7 +493,9 @@ mod tests {
                 .iter()
                 .map(|table| format!("public.{table}"))
                 .collect();
-            may_go("walrelay_shop", &publication, &published, outboxes).is_ok()
+            let slot = "shop".parse().unwrap();
+            assert!(may_go("walrelay_mail", &slot, &publication, &published, outboxes).is_err());
+            may_go("walrelay_shop", &slot, &publication, &published, outboxes).is_ok()
         };
         assert!(goes(&["renamed"], false, &[table("a")]));
         assert!(goes(

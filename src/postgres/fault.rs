@@ -268,7 +268,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
         ("55P03" | "57014", While::Querying(_)) => {
             "if this does not pass, see who holds a lock: select a.pid, a.application_name, \
              l.mode, l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) \
-             where l.granted and l.mode like '%ExclusiveLock' and l.relation is not null"
+             where l.granted and l.mode like '%ExclusiveLock' and l.relation is not null;"
         }
         ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders",
         ("53400", _) => "raise max_replication_slots, or drop an unused slot",
@@ -298,7 +298,9 @@ fn remedy_of_slot(act: While<'_>, sqlstate: &str, slot: &str) -> Option<Remedy> 
             "name the publication the slot was made for with --publication. If that was dropped, \
              or made after the slot, the slot cannot be read: `",
         ))
-        .and(", which reads from the table what was not published"),
+        .and(
+            ", which reads from the table what was not published (a first one: with --backlog all)",
+        ),
         ("55000" | "58P01", _) => {
             Remedy::from("the slot cannot be read from any more, or never could: ")
                 .and(of_slot("status"))

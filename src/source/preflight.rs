@@ -655,7 +655,7 @@ fn judge_role(server: &Server) -> Result<()> {
             format!("role {role} may not use replication slots"),
         )
         .remedy(format!(
-            "alter role {role} replication; -- on RDS: grant rds_replication to {role}"
+            "alter role {role} replication; /* on RDS: grant rds_replication to {role} */"
         )));
     }
     Ok(())
@@ -739,7 +739,7 @@ fn lost(found: &Slot, reason: &str, slot: &SlotName, setup: &NextCommand) -> Err
         ))
         .and(setup.clone())
         .and(
-            "`. So that it does not happen again: a larger max_slot_wal_keep_size (or \
+            "`, and start with --backlog all. So that it does not happen again: a larger max_slot_wal_keep_size (or \
              idle_replication_slot_timeout), and an alert on the slot's lag",
         );
     Error::new(Kind::SlotUnusable, cause).remedy(remedy)
@@ -777,7 +777,10 @@ fn no_publication(
         )
         .and("`, then `")
         .and(setup)
-        .and("`, then start again: what was not published is read from the table"),
+        .and(
+            "`, then start again: a relay with a stored position publishes what was not published, \
+             a first one with --backlog all",
+        ),
     };
     Error::new(Kind::Publication, cause).remedy(remedy)
 }

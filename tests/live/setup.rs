@@ -110,6 +110,36 @@ fn a_dry_run_of_teardown_prints_a_script_that_drops_slot_and_publication() {
     assert!(script.ends_with("-- Nothing to do.\n"), "{script}");
 }
 
+#[test]
+fn a_teardown_takes_the_table_of_its_setup_and_leaves_the_publication_of_another_slot() {
+    let world = World::new();
+    let sql = world.sql();
+    sql.run("create table other (like outbox including all)");
+    let slot = format!("{}_other", world.name);
+    let of_slot = |command: &str| world.command(command).option("--slot", &slot);
+    of_slot("setup").option("--table", "other").succeed();
+    // What it has to relay is of its table.
+    sql.run(&format!(
+        "insert into other values (gen_random_uuid(), '{}', 'a', 'T', '{{}}')",
+        world.kind(0)
+    ));
+    let teardown = of_slot("teardown").option("--table", "other").flag("--yes");
+    let waits = teardown.output();
+    let words = told(&waits.stderr);
+    assert_eq!(waits.status.code(), Some(14), "{words}");
+    assert!(words.contains("unrelayed"), "{words}");
+    let of_another = teardown
+        .clone()
+        .flag("--force")
+        .option("--publication", &format!("walrelay_{}", world.name))
+        .output();
+    let words = told(&of_another.stderr);
+    assert_eq!(of_another.status.code(), Some(15), "{words}");
+    assert!(words.contains("the name of another slot's"), "{words}");
+    teardown.flag("--force").succeed();
+    assert_eq!(objects(&world), 2);
+}
+
 /// The steps of a report, each with whether it is done.
 fn steps(report: &Value) -> Vec<(&str, bool)> {
     let steps = report["steps"].as_array().expect("steps").iter();

@@ -462,7 +462,13 @@ impl Comparison {
                     "an outbox table of slot {name}, with OID {gone}, is not in the configuration \
                      any more: its events that were not delivered yet would be given up"
                 );
-                changed(cause, false)
+                Mismatch {
+                    verify: Remedy::from(format!(
+                        "put it back, until nothing of it is pending (select {gone}::regclass; \
+                         names it)"
+                    )),
+                    ..changed(cause, false)
+                }
             }
         }));
         let same = same_publication && gone.is_none();

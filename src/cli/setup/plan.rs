@@ -267,7 +267,7 @@ pub(crate) fn stream(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Res
             .any_remedy()
             .filter(|_| matches!(finding.check, "server" | "role"));
         plan.obstacles.push(match remedy {
-            Some(remedy) => error.remedy(remedy.and("; or do without a slot: --mode poll")),
+            Some(remedy) => error.remedy(remedy.and(" /* or do without a slot: --mode poll */")),
             None => error,
         });
     }

@@ -129,7 +129,7 @@ fn an_old_server_a_low_wal_level_and_a_role_without_replication_are_refused() {
         ),
     ];
     assert_faults(Kind::PostgresUnfit, &unfit);
-    let remedy = "alter role \"relay\" replication; -- on RDS: ";
+    let remedy = "alter role \"relay\" replication; /* on RDS: ";
     let refused: Change = |it| it.server.may_replicate = false;
     assert_faults(
         Kind::PostgresRefused,
@@ -701,7 +701,7 @@ fn setup_is_named_to_create_a_missing_table_only_where_it_has_the_usual_columns(
     };
     assert!(
         remedy(outbox())
-            .ends_with(". `walrelay setup --slot orders --create-table` creates a table")
+            .ends_with(". `walrelay setup --slot orders --create-table` creates an empty table")
     );
     let mapped = OutboxConfig {
         payload: "body".to_owned(),
