@@ -369,8 +369,9 @@ Examples:
     --older-than 12h --yes
 
 cleanup deletes old published rows. It shows what it will delete, and asks. Without a terminal, as \
-in a cron job, it needs --yes. Unpublished rows stay, whatever their age, and so do rows that \
-another session has locked. cleanup drops a partition that has only old published rows.
+in a cron job, it needs --yes. Unpublished rows stay, whatever their age, but those of parked \
+events, which the relay has; and so do rows that another session has locked. cleanup drops a \
+partition that has only old published rows.
 
 Exit codes:
   0   done, or nothing to do

@@ -214,6 +214,7 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
     match sqlstate {
         "3D000" | "42501" | "57P04" => Kind::PostgresRefused,
         "55006" => Kind::SlotActive,
+        "25006" | "53100" if matches!(act, While::Querying(_)) => Kind::PostgresUnwritable,
         // The walsender looks the publication up at the first change. The slot was found before.
         "42704" if streaming => Kind::Publication,
         "42704" | "42710" | "55000" => Kind::SlotUnusable,
@@ -233,6 +234,18 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
         },
     }
 }
+
+/// The remedies for a server that takes no writes. Some services make a database read-only when the
+/// disk is full.
+const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: \
+                         make room there. If \
+     somebody set it, see where: select source from pg_settings where name = \
+     'default_transaction_read_only'; and undo it: \
+     alter system, alter database … or alter role … reset default_transaction_read_only; select \
+     pg_reload_conf(); If the \
+     server is a standby, add target_session_attrs=read-write";
+const DISK_FULL: &str = "the server's disk is full: make room there; a slot that retains much WAL \
+                         is in pg_replication_slots";
 
 /// The rows that SQLSTATE 22021 and 22P05 are about.
 const NOT_UTF8: &str = "A row has text that is not UTF-8, or has no equivalent in UTF-8 (encodings \
@@ -258,6 +271,8 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
              sslmode=require or stricter, cert and clientcert need sslcert and sslkey"
         }
         ("3D000" | "57P04", _) => "check the name of the database",
+        ("25006", While::Querying(_)) => READ_ONLY,
+        ("53100", While::Querying(_)) => DISK_FULL,
         ("42501", While::Querying(_)) => "grant the role what the message names",
         ("42501", _) => {
             "ALTER ROLE … REPLICATION (on a managed service: grant its replication role)"

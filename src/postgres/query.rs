@@ -18,18 +18,6 @@ pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// session stays usable.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The remedies for a server that takes no writes. Some services make a database read-only when the
-/// disk is full.
-const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: \
-                         make room there. If \
-     somebody set it, see where: select source from pg_settings where name = \
-     'default_transaction_read_only'; and undo it: \
-     alter system, alter database … or alter role … reset default_transaction_read_only; select \
-     pg_reload_conf(); If the \
-     server is a standby, add target_session_attrs=read-write";
-const DISK_FULL: &str = "the server's disk is full: make room there; a slot that retains much WAL \
-                         is in pg_replication_slots";
-
 /// A parameter with its type. A statement with typed parameters needs one round trip, and the
 /// server keeps none of it.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -56,19 +44,10 @@ impl QueryError {
         let reported = fault::query(what, error);
         match error.code() {
             Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(reported),
-            Some(code) => {
-                let fix = match code.code() {
-                    "25006" => Some(READ_ONLY),
-                    "53100" => Some(DISK_FULL),
-                    _ => None,
-                };
-                let error = fix
-                    .map(|fix| Error::new(Kind::PostgresUnwritable, reported.cause()).remedy(fix));
-                QueryError::Refused {
-                    error: error.unwrap_or(reported),
-                    sqlstate: Some(code.clone()),
-                }
-            }
+            Some(code) => QueryError::Refused {
+                error: reported,
+                sqlstate: Some(code.clone()),
+            },
             None if reported.kind() == Kind::PostgresUnreachable => QueryError::Broken(reported),
             None => QueryError::refused(reported),
         }

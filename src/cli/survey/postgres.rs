@@ -238,7 +238,7 @@ pub(super) async fn position(
                 subject,
                 found,
             },
-            "it belongs to this server, slot and cluster",
+            "none is stored, or it belongs to this server, slot and cluster",
         ),
     }
 }

@@ -19,7 +19,7 @@ use crate::support::proxy::Proxy;
 use crate::support::topic;
 use crate::support::wait;
 
-const START_DEADLINE: Duration = Duration::from_secs(90);
+const START_DEADLINE: Duration = Duration::from_secs(180);
 
 /// The partitions of a topic that is created automatically.
 pub(crate) const PARTITIONS: i32 = 6;

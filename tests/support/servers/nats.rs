@@ -15,7 +15,7 @@ use crate::support::process::Process;
 use crate::support::topic::Record;
 use crate::support::wait;
 
-const START_DEADLINE: Duration = Duration::from_secs(30);
+const START_DEADLINE: Duration = Duration::from_secs(90);
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A server with its files. The process can stop and start again.

@@ -11,7 +11,7 @@ use crate::support::guardian::run_directory;
 use crate::support::process::{Process, text_of};
 use crate::support::wait;
 
-const START_DEADLINE: Duration = Duration::from_secs(30);
+const START_DEADLINE: Duration = Duration::from_secs(90);
 const MASTER: &str = "/usr/lib/postfix/sbin/master";
 /// Owns what is delivered: Postfix delivers nothing as root.
 const OWNER: u32 = 65_534;

@@ -11,7 +11,7 @@ use crate::support::guardian::run_directory;
 use crate::support::process::{Process, output_of};
 use crate::support::wait;
 
-const START_DEADLINE: Duration = Duration::from_secs(90);
+const START_DEADLINE: Duration = Duration::from_secs(180);
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
 /// Small enough for a test to exceed, and large enough for all others.
