@@ -322,9 +322,8 @@ impl Column {
 /// The error for a missing table `name` in `place`; `setup`, if any, could create the table.
 pub fn no_table(name: &TableName, place: &str, setup: Option<NextCommand>) -> Error {
     let remedy = Remedy::from(
-        "check schema, name and database, and whether it was renamed. A name with capitals needs SQL's quotes within the \
-         file's, as in table = \
-         '\"Outbox\"'",
+        "check schema, name and database, and whether it was renamed. A name with capitals needs \
+         SQL's quotes within the file's, as in table = '\"Outbox\"'",
     );
     let created = setup.map(|setup| {
         Remedy::from(". `")
