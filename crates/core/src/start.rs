@@ -462,11 +462,9 @@ impl Comparison {
                     "an outbox table of slot {name}, with OID {gone}, is not in the configuration \
                      any more: its events that were not delivered yet would be given up"
                 );
+                let back = "put it back, until nothing of it is pending (select";
                 Mismatch {
-                    verify: Remedy::from(format!(
-                        "put it back, until nothing of it is pending (select {gone}::regclass; \
-                         names it)"
-                    )),
+                    verify: Remedy::from(format!("{back} {gone}::regclass; names it)")),
                     ..changed(cause, false)
                 }
             }

@@ -31,8 +31,7 @@ use std::time::Duration;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use context::{Context, Failure, Life, Reports, Shared, opaque};
 use faults::Subject;
@@ -40,7 +39,7 @@ use native::{Metadata, TopicMetadata};
 use options::{Options, Transactional};
 use partitions::{Destination, Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
-use topic_reader::TopicReader;
+use topic_reader::{TopicReader, off_runtime};
 
 use crate::config::{Config, KafkaConfig};
 use crate::sink::{BusSink, SinkHandle, TailReader};
@@ -62,29 +61,9 @@ const COLLECTING: Duration = Duration::from_millis(100);
 /// How long brokers have to say whether they know a topic. The events wait for it.
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longer than any question takes by its own deadline.
-const ANSWER_MAX: Duration = Duration::from_secs(90);
-
 /// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the
 /// operating system.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Runs `work`, which blocks, off the runtime, for [`ANSWER_MAX`] at most.
-///
-/// Deadlines of librdkafka are times of day: a clock that is set back by an hour puts them off by
-/// an hour (<https://github.com/confluentinc/librdkafka/issues/2145>). Nothing sets the clock of
-/// this one. A thread waits for `work` until it ends.
-pub(crate) async fn off_runtime<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    match timeout(ANSWER_MAX, spawn_blocking(work)).await {
-        Ok(done) => done.map_err(|error| Error::new(Kind::Bug, error))?,
-        Err(_) => Err(
-            Error::new(Kind::BusUnreachable, "the Kafka client stands still")
-                .remedy("see whether the clock of this host was set back"),
-        ),
-    }
-}
 
 /// The producer, with the thread that polls it and the task that asks whether Kafka answers. Made
 /// in a Tokio runtime.

@@ -37,8 +37,8 @@ use super::faults::{self, Subject, code};
 use super::native::{
     Metadata, ProducerClient as Client, Sender, add_servers, cluster_id, knows_no_broker, metadata,
 };
-use super::off_runtime;
 use super::options::Options;
+use super::topic_reader::off_runtime;
 use crate::sink::BusHandle;
 use futures_util::future::BoxFuture;
 use walrelay_core::error::{Error, Kind, Result};

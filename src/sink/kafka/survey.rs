@@ -10,8 +10,8 @@ use super::cluster::{
 };
 use super::faults::may_not_read;
 use super::options::{Options, tool_placeholders, weaknesses};
-use super::topic_reader::{Isolation, TopicReader};
-use super::{KafkaSink, fits_client, off_runtime, record_bytes};
+use super::topic_reader::{Isolation, TopicReader, off_runtime};
+use super::{KafkaSink, fits_client, record_bytes};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::sink::{Admission, BusChecks, BusHandle as _, BusSink as _, ReadTopics};
 use crate::survey::{BUS, Largest, Seen, Survey, TOPIC, TOPIC_RIGHTS};

@@ -9,6 +9,7 @@ use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 
+use super::topic_reader::ANSWER_MAX;
 use super::*;
 use walrelay_core::secret::Secret;
 

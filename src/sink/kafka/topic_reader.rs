@@ -16,6 +16,7 @@ use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _, Message a
 use rdkafka::topic_partition_list::TopicPartitionListElem;
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
 
 use super::context::{reason_in, write_log};
 use super::faults::{self, Subject, code};
@@ -28,6 +29,8 @@ use walrelay_core::route::Record;
 
 /// How long one question to the brokers may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longer than any question takes by its own deadline.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(90);
 /// How long one answer of the admin client may take.
 pub(super) const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reading gives up after this long without a record or the end of a partition.
@@ -49,6 +52,23 @@ const TAIL_FETCH_WAIT_MS: &str = "1";
 const GROUP: &str = "walrelay-reader";
 /// Records that are fetched ahead, in KiB. A relay holds them beside what is in flight.
 const AHEAD_KIB: &str = "8192";
+
+/// Runs `work`, which blocks, off the runtime, for [`ANSWER_MAX`] at most.
+///
+/// Deadlines of librdkafka are times of day: a clock that is set back by an hour puts them off by
+/// an hour (<https://github.com/confluentinc/librdkafka/issues/2145>). Nothing sets the clock of
+/// this one. A thread waits for `work` until it ends.
+pub(crate) async fn off_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::time::timeout(ANSWER_MAX, spawn_blocking(work)).await {
+        Ok(done) => done.map_err(|error| Error::new(Kind::Bug, error))?,
+        Err(_) => Err(
+            Error::new(Kind::BusUnreachable, "the Kafka client stands still")
+                .remedy("see whether the clock of this host was set back"),
+        ),
+    }
+}
 
 /// By partition, the offsets to read.
 pub(crate) type OffsetRanges = BTreeMap<i32, Range<i64>>;
