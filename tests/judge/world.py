@@ -12,8 +12,8 @@ import kafka
 import nats
 import rabbitmq
 from servers import (
-    PRIMARY_CONF, START_SECONDS, STREAM, Authority, Kafka, Nats, Network, Postgres, Proxy, Rabbitmq, Relay, eventually,
-    free_port,
+    PRIMARY_CONF, START_SECONDS, STREAM, Authority, Clock, Kafka, Nats, Network, Postgres, Proxy, Rabbitmq, Relay,
+    eventually, free_port,
 )
 from writers import KINDS as TOPICS
 from writers import TABLES, Writer
@@ -414,7 +414,7 @@ class World:
         return self.long(8), lift
 
     def retry_parked(self):
-        """Whether an operator asked for all of them; 1 is that there are none, or none but those behind an event to be dropped."""
+        """Whether an operator asked for all of them; 1 is that there is none to ask for."""
         return self.operator.command("parked", "retry", "--all", "--yes") in (0, 1)
 
     def cut(self, proxy):
@@ -466,6 +466,7 @@ class World:
             postgres.signal(signal.SIGQUIT)
             if not postgres.ended():
                 postgres.process.wait(30)
+        Clock.sweep()
 
 
 def resume(pid):
