@@ -1,6 +1,6 @@
 //! P2, P3: several outboxes in one slot, and messages as events.
 
-use crate::support::relay::EXIT;
+use crate::support::relay::{EXIT, last_words};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
 use crate::support::wait::eventually;
@@ -225,13 +225,20 @@ fn an_outbox_is_added_freely_and_removed_only_explicitly() {
     assert!(log.contains("an outbox is new to slot"), "{log}");
     sql.run(&into_each("account", 1));
     relayed(&all);
-    assert_eq!(
-        topic::count(&world.brokers, &format!("{}-all", world.name)),
-        3
-    );
+    let delivered = || topic::count(&world.brokers, &format!("{}-all", world.name));
+    assert_eq!(delivered(), 3);
 
+    sql.run(&into_each("account", 2));
     let mut refused = world.run().config_file(&first).start();
     assert_eq!(refused.wait_exit(EXIT), MISMATCH);
+    let log = refused.log();
+    let (_, remedy) = last_words(&log);
+    let (_, name) = remedy.split_once("put it back").expect("the remedy");
+    let name = &name[name.find("select ").expect("SQL")..];
+    let (name, _) = name.split_once(';').expect("a statement");
+    assert_eq!(sql.text(name), "\"Bill\".events");
+    relayed(&all);
+    assert_eq!(delivered(), 6);
     let mut adopted = world.run().config_file(&first).flag("--adopt-slot").start();
     adopted.wait_ready();
 }

@@ -316,6 +316,23 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
 }
 
 #[test]
+fn a_publication_that_is_dropped_before_the_first_position_loses_nothing() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    for _ in 0..3 {
+        world.emit(&sql, "a");
+    }
+    sql.run(&format!("drop publication walrelay_{}", world.name));
+    let remedy = refused(&world.run(), 15).1;
+    let start = "a first one with --backlog all";
+    assert!(remedy.ends_with(start), "{remedy}");
+    pasted(&remedy);
+    let _relay = world.run().option("--backlog", "all").start();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
 fn a_publication_that_the_stream_misses_is_repaired_by_its_remedy() {
     let (world, sql, mut relay) = relaying();
     sql.run(&format!(
