@@ -739,8 +739,9 @@ fn lost(found: &Slot, reason: &str, slot: &SlotName, setup: &NextCommand) -> Err
         ))
         .and(setup.clone())
         .and(
-            "`, and start with --backlog all. So that it does not happen again: a larger max_slot_wal_keep_size (or \
-             idle_replication_slot_timeout), and an alert on the slot's lag",
+            "`, and start with --backlog all. So that it does not happen again: a larger \
+             max_slot_wal_keep_size (or idle_replication_slot_timeout), and an alert on the slot's \
+             lag",
         );
     Error::new(Kind::SlotUnusable, cause).remedy(remedy)
 }

@@ -33,6 +33,16 @@ pub(crate) enum Change {
     Drop,
 }
 
+impl Change {
+    /// The request in the table.
+    fn word(self) -> &'static str {
+        match self {
+            Change::Retry => "retry",
+            Change::Drop => "drop",
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum ParkedCommand {
     /// List parked events, the oldest first

@@ -97,10 +97,7 @@ pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
         return Err(error.into());
     }
     let relay = holder(table.session.client(), &table.slot).await?;
-    let word = match change {
-        Change::Retry => "retry",
-        Change::Drop => "drop",
-    };
+    let word = change.word();
     let rows = table
         .rows("looking at parked events", PLAN, &[&word])
         .await?;
@@ -421,10 +418,7 @@ impl Request {
                 self.counts.slot
             ),
         };
-        let what = match self.change {
-            Change::Retry => "retry",
-            Change::Drop => "drop",
-        };
+        let word = self.change.word();
         let gone = (self.ids.len() as u64).saturating_sub(self.asked);
         let gone = if gone > 0 {
             let were = if gone == 1 { "was" } else { "were" };
@@ -436,7 +430,7 @@ impl Request {
             String::new()
         };
         let asked = counted(self.asked, "event");
-        format!("{what} requested for {asked}{gone}; {who}")
+        format!("{word} requested for {asked}{gone}; {who}")
     }
 }
 
