@@ -217,6 +217,7 @@ impl Receiver {
                 assert_eq!(before + 1, version, "{aggregate} is out of order");
             }
         }
+        assert_eq!(seen.len(), committed, "ids that were never committed");
         kept.len() - committed
     }
 }

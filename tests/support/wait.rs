@@ -65,21 +65,17 @@ pub(crate) fn eventually<T: Debug>(
 /// has not grown for twice [`LIMIT`]. For backlogs: a slow machine makes them longer.
 #[track_caller]
 pub(crate) fn grown(what: &str, goal: i64, mut count: impl FnMut() -> i64) {
-    let mut most = count();
+    let mut most = i64::MIN;
     let mut since = Instant::now();
-    while most < goal {
-        std::thread::sleep((since.elapsed() / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+    until(Duration::MAX, || {
         let now = count();
         if now > most {
             most = now;
             since = Instant::now();
         }
-        assert!(
-            since.elapsed() < 2 * LIMIT,
-            "{what}: {most} of {goal}, and none for {:?}",
-            since.elapsed()
-        );
-    }
+        (most >= goal || since.elapsed() >= 2 * LIMIT).then_some(())
+    });
+    assert!(most >= goal, "{what}: {most} of {goal}, and no more come");
 }
 
 /// Checks that a condition holds during all of `period`. The only wait for a time: for what must
