@@ -119,13 +119,13 @@ class Campaign:
                 yield "relay-kill", world.relay_kill, relay, name
                 yield "relay-stop", world.relay_stop, relay, name
                 yield "relay-freeze", world.relay_freeze, relay, name
-                yield "relay-clock", world.relay_clock, relay, {f"relay-clock-{relay.number}"}
+                yield "relay-clock", world.clock, relay, {f"relay-clock-{relay.number}"}
         for (side, number), proxy in world.proxies.items():
             for kind in ("cut", "silent", "slow") if side != "writers" else ():
                 yield f"{side}-{kind}", getattr(world, kind), proxy, {f"{side}-door-{number}"}
         for kind in OF_POSTGRES:
             yield kind, getattr(world, kind.replace("-", "_")), world.postgres, {"postgres"}
-        yield "postgres-clock", world.postgres_clock, world.postgres, {"postgres-clock"}
+        yield "postgres-clock", world.clock, world.postgres, {"postgres-clock"}
         if world.standby is not None:
             yield "failover", world.failover, world.postgres, {"postgres"}
         yield "open-transaction", world.open_transaction, world.postgres, {"transaction"}

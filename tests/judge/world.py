@@ -264,12 +264,6 @@ class World:
 
         return self.long(8), thaw
 
-    def relay_clock(self, relay):
-        return self.clock(relay)
-
-    def postgres_clock(self, postgres):
-        return self.clock(postgres)
-
     def clock(self, server):
         """Its time of day jumps, by up to a day, and later back. Before its certificate no server is trusted."""
         ways = (1,) if self.authority else (-1, 1)
