@@ -28,7 +28,7 @@ use walrelay_lab::verify::{Committed, Findings, Topics, verify};
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::servers::{Postgres, log_tails};
 use crate::support::sql::Sql;
-use crate::support::wait::{Stopped, eventually, grown};
+use crate::support::wait::{Stopped, eventually, grown, none_lost};
 use crate::support::world::{ARRIVAL, World, committed};
 
 /// The scenarios. Each is a test of each bus; some need a server that can be away, or an
@@ -242,10 +242,7 @@ impl<B: TestBus> Lab<B> {
         let count = || self.count();
         grown("as many records as rows", expected, count);
         // With duplicates, as many records as rows does not mean all rows.
-        let findings = || self.findings();
-        let found = eventually("every row has arrived", ARRIVAL, findings, |found| {
-            found.lost.is_empty()
-        });
+        let found = none_lost(|| self.findings());
         found.assert_sound();
         found
     }

@@ -12,7 +12,7 @@ use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, 
 use self::client::{Client, Queue};
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::servers::{Postgres, Rabbitmq};
-use crate::support::wait::{eventually, grown};
+use crate::support::wait::{eventually, grown, none_lost};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World, committed};
 
@@ -102,17 +102,11 @@ impl Lab {
         let rows = self.world.committed();
         let take = || i64::try_from(self.take()).expect("a count");
         grown("as many messages as rows", rows, take);
-        let mut found = self.findings();
         // With duplicates, as many messages as rows does not mean all rows.
-        if !found.lost.is_empty() {
-            let look = || {
-                self.take();
-                self.findings()
-            };
-            found = eventually("every row has arrived", ARRIVAL, look, |found| {
-                found.lost.is_empty()
-            });
-        }
+        let found = none_lost(|| {
+            self.take();
+            self.findings()
+        });
         found.assert_sound();
         found
     }

@@ -5,6 +5,8 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use walrelay_lab::verify::Findings;
+
 /// The time limit of every wait without a limit of its own, on two cores that others use as well.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
@@ -64,7 +66,13 @@ pub(crate) fn eventually<T: Debug>(
 /// Waits until a count is at `goal`, however long that takes. Panics at the caller when the count
 /// has not grown for twice [`LIMIT`]. For backlogs: a slow machine makes them longer.
 #[track_caller]
-pub(crate) fn grown(what: &str, goal: i64, mut count: impl FnMut() -> i64) {
+pub(crate) fn grown(what: &str, goal: i64, count: impl FnMut() -> i64) {
+    let most = most(goal, count);
+    assert!(most >= goal, "{what}: {most} of {goal}, and no more come");
+}
+
+/// The largest count, at `goal` or when it has not grown for twice [`LIMIT`].
+fn most(goal: i64, mut count: impl FnMut() -> i64) -> i64 {
     let mut most = i64::MIN;
     let mut since = Instant::now();
     until(Duration::MAX, || {
@@ -75,7 +83,19 @@ pub(crate) fn grown(what: &str, goal: i64, mut count: impl FnMut() -> i64) {
         }
         (most >= goal || since.elapsed() >= 2 * LIMIT).then_some(())
     });
-    assert!(most >= goal, "{what}: {most} of {goal}, and no more come");
+    most
+}
+
+/// Waits until no row is lost, however long that takes while fewer are, and gives the findings.
+#[track_caller]
+pub(crate) fn none_lost(mut look: impl FnMut() -> Findings) -> Findings {
+    let mut found = Findings::default();
+    most(0, || {
+        found = look();
+        -i64::try_from(found.lost.len()).expect("a count")
+    });
+    assert!(found.lost.is_empty(), "{found:?}, and no more come");
+    found
 }
 
 /// Checks that a condition holds during all of `period`. The only wait for a time: for what must

@@ -263,12 +263,7 @@ impl World {
     /// The same where some rows cannot be delivered: rows without a version in their payload.
     #[track_caller]
     pub(crate) fn assert_all_good_delivered(&self) -> Findings {
-        let findings = eventually(
-            "every good row has arrived",
-            ARRIVAL,
-            || self.check(),
-            |found| found.lost.is_empty(),
-        );
+        let findings = wait::none_lost(|| self.check());
         findings.assert_sound();
         findings
     }
@@ -279,12 +274,7 @@ impl World {
         let committed = self.committed();
         // Counting is cheap. With duplicates, as many records as rows does not mean all rows.
         wait::grown("as many records as rows", committed, || self.delivered());
-        let findings = eventually(
-            "every row has arrived",
-            ARRIVAL,
-            || self.check(),
-            |found| found.lost.is_empty(),
-        );
+        let findings = wait::none_lost(|| self.check());
         findings.assert_sound();
         findings
     }
