@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::seed::from_environment;
-use crate::support::wait::{eventually, grown};
+use crate::support::wait::grown;
 use crate::support::world::World;
 
 const ARRIVAL: Duration = Duration::from_secs(240);
@@ -66,14 +66,7 @@ fn a_relay_killed_inside_a_transaction_resumes_inside_it() {
     assert!(world.confirmed() < world.wal() && world.confirmed() >= before);
 
     let _relay = world.relay();
-    eventually(
-        "all of it has arrived",
-        ARRIVAL,
-        || world.check(),
-        |findings| findings.lost.is_empty(),
-    );
-    let findings = world.check();
-    findings.assert_sound();
+    let findings = world.assert_all_good_delivered();
     eprintln!(
         "killed at {at_kill} of {ROWS}, {} copies",
         findings.duplicates

@@ -513,12 +513,7 @@ fn a_slot_over_max_retained_bytes_is_dropped_and_recreated() {
         |gone| *gone,
     );
     world.emit(&sql, "polled");
-    eventually(
-        "it is polled",
-        ARRIVAL,
-        || world.check().lost.is_empty(),
-        |all| *all,
-    );
+    world.assert_all_good_delivered();
     open.run("commit");
     world.wait_streaming();
     world.emit(&sql, "streamed");

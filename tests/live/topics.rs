@@ -9,7 +9,7 @@ use crate::support::servers::kafka::Listener;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, none_lost};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -107,13 +107,7 @@ fn internal(on_error: &str, guarantee: &str) -> (World, Relay, String) {
     world.emit(&sql, "before");
     let id = row(&sql, Some(INTERNAL), "bad", "{}");
     world.emit(&sql, "behind");
-    eventually(
-        "good events have arrived",
-        ARRIVAL,
-        || world.check(),
-        |found| found.lost.is_empty(),
-    )
-    .assert_sound();
+    world.assert_all_good_delivered();
     world.wait_confirmed(ARRIVAL);
     assert!(relay.is_ready(), "{:?}", relay.readiness());
     (world, relay, id)
@@ -554,15 +548,11 @@ fn a_topic_that_is_created_again_under_load_gets_all_that_follows_in_order() {
         writers.stop();
         // What the first topic had acked went with it.
         let went = |lost: &String| before.contains(lost.split(' ').next().unwrap_or_default());
-        let check = || {
+        none_lost(|| {
             let mut found = world.check();
             found.lost.retain(|lost| !went(lost));
             found
-        };
-        eventually("all that follows is there", ARRIVAL, check, |found| {
-            found.lost.is_empty()
-        })
-        .assert_sound();
+        });
         world.wait_confirmed(ARRIVAL);
         assert_eq!(
             relay.terminate(EXIT),

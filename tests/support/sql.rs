@@ -7,6 +7,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, NoTls, Row};
 
+use super::wait::{LIMIT, eventually};
+
 /// The time limit of a statement. No statement of a test needs longer; the panic names one that
 /// does not end.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -155,5 +157,21 @@ impl Sql {
         let text = self.text(sql);
         text.parse()
             .unwrap_or_else(|_| panic!("{sql}: not a number: {text:?}"))
+    }
+
+    /// A number from the statistics of the server, complete: a session reports within a second,
+    /// and when it ends. Waits for the end of each session of walrelay's.
+    #[track_caller]
+    pub(crate) fn statistic(&self, sql: &str) -> i64 {
+        let sessions = "select count(*) from pg_stat_activity where datname = current_database() \
+                        and application_name like 'walrelay %'";
+        eventually(
+            "the sessions have ended",
+            LIMIT,
+            || self.number(sessions),
+            |count| *count == 0,
+        );
+        self.run("select pg_stat_force_next_flush()");
+        self.number(sql)
     }
 }

@@ -48,11 +48,10 @@ impl TestBus for Queues {
     }
 
     fn lines(&self) -> String {
-        let lines = self.lines_to(self.address());
         match self.server {
             // Other tests keep it busy.
-            Server::Shared(_) => lines.replace("2s", "10s"),
-            Server::Own(_) => lines,
+            Server::Shared(_) => lines(self.address(), "10s"),
+            Server::Own(_) => self.lines_to(self.address()),
         }
     }
 
@@ -99,9 +98,14 @@ impl TestBus for Queues {
 
 impl TestLanes for Queues {
     fn lines_to(&self, address: &str) -> String {
-        let waits = "ack_timeout = \"2s\"\nheartbeat = \"2s\"\n";
-        format!("[rabbitmq]\nservers = \"{address}\"\n{waits}")
+        lines(address, "2s")
     }
+}
+
+fn lines(address: &str, wait: &str) -> String {
+    format!(
+        "[rabbitmq]\nservers = \"{address}\"\nack_timeout = \"{wait}\"\nheartbeat = \"{wait}\"\n"
+    )
 }
 
 impl TestServer for Queues {

@@ -434,11 +434,11 @@ fn config_check_finds_the_newest_row_by_an_index() {
     );
     seen.sql.run("analyze outbox");
     let scans = "select seq_scan from pg_stat_user_tables where relid = 'outbox'::regclass";
-    let before = seen.sql.number(scans);
+    let before = seen.sql.statistic(scans);
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
     assert!(said.contains("the newest by created_at"), "{said}");
-    assert_eq!(seen.sql.number(scans), before, "the whole table is read");
+    assert_eq!(seen.sql.statistic(scans), before, "the whole table is read");
 }
 
 #[test]
