@@ -293,6 +293,9 @@ fn verify_ignores_records_outside_its_range() {
         (1, [1, 0, 0, 0, 4, 0], &1.into()),
         "{json}"
     );
+    let (code, json) = ranged("2026-04-01", "2026-04-02");
+    let note = "no topic was read: no row has one";
+    assert!(code == 0 && json.to_string().contains(note), "{json}");
     // Records that are older than the range by more than an hour are not even read.
     sql.run("update outbox set created_at = now() + interval '3 hours' where seq = 6");
     let since = sql.text("select now() + interval '2 hours'");

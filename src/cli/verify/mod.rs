@@ -167,9 +167,8 @@ fn id_headers(config: &Config) -> Result<Vec<String>> {
             )
         })
     };
-    let headers = tables_of(&config.outboxes).map(header);
-    let headers = headers.collect::<Result<BTreeSet<_>>>()?;
-    Ok(headers.into_iter().collect())
+    let headers: Result<BTreeSet<_>> = tables_of(&config.outboxes).map(header).collect();
+    Ok(headers?.into_iter().collect())
 }
 
 async fn plans(
@@ -223,25 +222,24 @@ pub(crate) struct Report {
 impl Report {
     /// `absent` are topics that do not exist, `cut` those whose first records are deleted.
     pub(crate) fn found(&mut self, findings: Findings, absent: &[String], cut: &[String]) {
-        let misses = |topic: &String| {
-            findings
-                .flows
-                .iter()
-                .any(|flow| flow.topic == *topic && flow.counts.missing > 0)
-        };
+        let flows = &findings.flows;
         self.notes.extend(
             absent
                 .iter()
                 .map(|topic| format!("topic {topic} does not exist")),
         );
-        self.notes
-            .extend(cut.iter().filter(|topic| misses(topic)).map(|topic| {
-            format!(
-                "retention has removed the first records of topic {topic}, and their rows count as \
-                 missing: leave these rows \
-                 out with --since"
-            )
-        }));
+        for topic in cut {
+            let mut of_it = flows.iter().filter(|flow| flow.topic == *topic);
+            if of_it.any(|flow| flow.counts.missing > 0) {
+                self.notes.push(format!(
+                    "retention has removed the first records of topic {topic}, and their rows \
+                     count as missing: leave these rows out with --since"
+                ));
+            }
+        }
+        if flows.is_empty() {
+            self.notes.push("no topic was read: no row has one".into());
+        }
         self.total = findings.total();
         self.sound =
             self.total.missing == 0 && self.total.out_of_order == 0 && findings.unroutable == 0;
@@ -370,8 +368,8 @@ impl Report {
             Kind::NotVerified,
             format!("outbox and topics differ: {}", counts.join(", ")),
         );
-        let remedies = Remedy::joined(remedies);
-        Err(error.remedy(remedies.and("; docs/how-to/verify.md lists other causes")))
+        let remedy = Remedy::joined(remedies).and("; docs/how-to/verify.md lists other causes");
+        Err(error.remedy(remedy))
     }
 }
 
