@@ -18,8 +18,8 @@ use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::eventually;
-use crate::support::world::{ARRIVAL, World, committed};
+use crate::support::wait::grown;
+use crate::support::world::{World, committed};
 
 /// A team's table and what the team says of it.
 struct Team {
@@ -308,12 +308,9 @@ impl Outbox {
 
     #[track_caller]
     fn all_marked(&self) -> Findings {
-        eventually(
-            "nothing is pending",
-            ARRIVAL,
-            || self.count(self.team.pending),
-            |rows| *rows == 0,
-        );
+        grown("rows less that are pending", 0, || {
+            -self.count(self.team.pending)
+        });
         assert_eq!(
             self.count(&format!("not coalesce({}, false)", self.team.sent)),
             0,

@@ -425,6 +425,8 @@ impl Running {
                     "{status}"
                 );
             }
+            // A busy machine relays late.
+            ["verify"] => drop(command.option("--grace", "5m").succeed()),
             _ => drop(command.succeed()),
         }
     }

@@ -183,6 +183,8 @@ fn the_relay_waits_for_a_broker_that_is_down() {
     throughout("the relay waits", Duration::from_secs(4), || {
         relay.process.exited().is_none() && !relay.is_ready()
     });
+    let told = || relay.log().contains("Kafka does not answer");
+    eventually("the cause is told", ARRIVAL, told, |told| *told);
     let code = relay.terminate(EXIT);
     assert!(
         code.is_some(),

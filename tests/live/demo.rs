@@ -17,7 +17,7 @@ fn the_demo_verifies_a_run_on_named_brokers_and_deletes_its_topics() {
     let brokers = Kafka::shared().brokers();
     let seed = fastrand::u32(..);
     let options = DemoRun {
-        seconds: 1,
+        seconds: 5,
         writers: 3,
         aggregates: 100,
         rate: 200,

@@ -153,10 +153,10 @@ fn a_postgres_transaction_over_several_kafka_transactions_resumes_inside() {
     let mut relay = run(&world).config_file(small).start();
     relay.wait_ready();
     assert_once(&world);
-    let stored = relay
-        .metric("walrelay_positions_stored_total")
-        .unwrap_or_default();
-    assert!(stored >= 4.0, "{stored}: it is not one transaction");
+    let stored = || relay.metric("walrelay_positions_stored_total");
+    eventually("it is not one transaction", ARRIVAL, stored, |stored| {
+        *stored >= Some(4.0)
+    });
     world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -235,6 +235,12 @@ fn a_record_follows_the_ack_of_the_last_attempt_of_the_one_before() {
     let mut stored: Vec<Stored> = Vec::new();
     while stored.len() < 9 {
         let mut record = stream.message().expect("a record");
+        // A late ack is none, and the record comes again.
+        let is_stored = |one: &Stored| one.header("id") == record.header("id");
+        if stored.iter().any(is_stored) {
+            stream.ack(&record);
+            continue;
+        }
         let of_key = attempts.entry(record.header("key").to_owned()).or_default();
         if let Some(before) = of_key.last() {
             assert_eq!(record.header("id"), before.header("id"), "two of a key");

@@ -224,21 +224,24 @@ fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, re
     postgres.alter("synchronous_standby_names", "*");
     writer.join().unwrap();
 
-    eventually("the next try is a while away", LIMIT, waits, |wait_ms| {
-        *wait_ms >= 1_800
-    });
+    eventually(
+        "the next try is a while away",
+        3 * LIMIT,
+        waits,
+        |wait_ms| *wait_ms >= 9_000,
+    );
     let began = Instant::now();
     sql.run(
         "insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), 'lost', '1')",
     );
     assert!(
-        began.elapsed() < Duration::from_millis(1_200),
+        began.elapsed() < Duration::from_secs(8),
         "{:?}\n{}",
         began.elapsed(),
         relay.log()
     );
     assert_eq!(world.number_parked(), 1);
-    for told in ["stream_left", "write_back_resumed", "pending_rows_found"] {
+    for told in ["write_back_resumed", "pending_rows_found"] {
         assert!(!relay.log().contains(told), "{}", relay.log());
     }
     sql.run(

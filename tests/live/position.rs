@@ -19,6 +19,7 @@ fn restarts() -> u64 {
 fn a_server_crash_that_loses_confirmed_lsns_causes_no_duplicates() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
+    world.create_topics();
     let mut relay = world.relay();
     let mut went_back = 0;
     for _ in 0..restarts() {

@@ -185,14 +185,14 @@ fn behind_a_proxy(timeout: &str) -> (World, Proxy, Relay, Sql) {
 
 #[test]
 fn a_row_received_slower_than_the_time_out_keeps_its_connection() {
-    let (world, proxy, _relay, sql) = behind_a_proxy("5s");
+    let (world, proxy, _relay, sql) = behind_a_proxy("20s");
     let walsender = world.wait_streaming();
 
-    // Eight seconds.
+    // Twenty-five seconds.
     proxy.set(
         Way::Down,
         Conditions {
-            bytes_per_second: 50_000,
+            bytes_per_second: 16_000,
             slice_bytes: 2000,
             ..Conditions::default()
         },

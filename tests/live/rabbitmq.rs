@@ -6,6 +6,7 @@ pub(super) mod client;
 mod team;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use walrelay_lab::verify::{Committed, Delivered, Findings, Topics, fingerprint, verify};
 
@@ -170,11 +171,12 @@ fn closed_connections_lose_and_reorder_nothing_in_each_kind_of_queue() {
         let mut relay = ready(&lab.run(rabbitmq));
         let writers = lab.world.workload(&Plan {
             aggregates: 100,
+            pause: Duration::from_millis(100),
             ..Plan::default()
         });
         let vhost = lab.world.name.clone();
         for _ in 0..5 {
-            writers.wait_for(200);
+            writers.wait_for(50);
             rabbitmq.ctl(&["close_all_connections", "--vhost", &vhost, "tests"]);
         }
         writers.stop();

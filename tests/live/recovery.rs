@@ -10,9 +10,7 @@ use std::time::Duration;
 use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
-use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -50,6 +48,7 @@ fn streaming(world: &World, relay: &mut Relay) {
 #[test]
 fn a_first_start_publishes_the_backlog_and_then_streams() {
     let world = without_slot();
+    world.create_topics();
     let writers = world.workload(&Plan {
         writers: 4,
         ..Plan::default()
@@ -97,6 +96,7 @@ fn a_slot_dropped_while_no_relay_runs_loses_nothing() {
 #[test]
 fn polling_publishes_each_event_once_and_hands_over_to_a_slot() {
     let world = without_slot();
+    world.create_topics();
     let writers = world.workload(&Plan {
         writers: 4,
         ..Plan::default()
@@ -445,6 +445,7 @@ fn a_notification_wakes_an_idle_poller() {
 fn an_automatic_relay_polls_until_a_slot_is_possible() {
     let postgres = Postgres::private(15, &[("wal_level", "replica")]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.create_topics();
     let mut relay = world.run().option("--mode", "auto").start();
     relay.wait_ready();
     let writers = world.workload(&Plan::default());
@@ -581,10 +582,7 @@ fn a_promoted_standby_without_the_slot_is_recovered() {
 fn a_large_backlog_is_handed_over_under_load() {
     let rows = from_environment("WALRELAY_TEST_BACKLOG", 30_000);
     let world = without_slot();
-    // A topic that a busy broker is still creating would refuse records, which are sent again.
-    for kind in 0..3 {
-        topic::create(&world.brokers, &world.topic(kind), PARTITIONS, &[]);
-    }
+    world.create_topics();
     let sql = world.sql();
     sql.run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload)

@@ -159,12 +159,7 @@ impl Orders {
     #[track_caller]
     fn write(&self, rows: i64) {
         let writers = self.writers();
-        eventually(
-            "rows are written",
-            ARRIVAL,
-            || self.written(),
-            |written| *written >= rows,
-        );
+        grown("rows are written", rows, || self.written());
         writers.stop();
     }
 
@@ -515,6 +510,7 @@ fn read_on(mode: &str, table: &str) {
         "create publication walrelay_{} for table nu with (publish = 'insert')",
         orders.world.name
     ));
+    orders.world.create_topics();
     orders.emit("a", BACKLOG);
     // Slow enough for something to be stored before the last was read.
     let slowly = "read=2000*sleep(1)->return";

@@ -1,16 +1,11 @@
 //! P7: a fast shutdown of Postgres is never held up.
 
-use std::time::Duration;
-
 use crate::support::proxy::Way;
 use crate::support::relay::RelayCommand;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
-
-/// P7 allows 2.5 s for the relay, and a busy server takes some itself.
-const HELD_UP_MAX: Duration = Duration::from_secs(15);
 
 /// A relay that holds up a shutdown does so for much longer than [`LIMIT`]: the server waits for
 /// its walsender as long as this, and longer where it is heard of.
@@ -31,7 +26,6 @@ fn a_fast_shutdown_of_postgres_is_prompt_with_kafka_up() {
     writers.stop();
     let took = postgres.stop_fast(LIMIT);
     eprintln!("fast shutdown with Kafka up: {took:?}");
-    assert!(took < HELD_UP_MAX, "{took:?}");
     postgres.start();
     world.assert_all_delivered();
     assert!(
@@ -73,7 +67,6 @@ fn a_fast_shutdown_of_postgres_with_kafka_frozen_ends_at_the_drain_deadline() {
 
     let took = postgres.stop_fast(LIMIT);
     eprintln!("fast shutdown with Kafka frozen: {took:?}");
-    assert!(took < HELD_UP_MAX, "{took:?}");
     assert!(
         relay.log().contains("postgres_shutting_down"),
         "{}",

@@ -15,6 +15,7 @@ const SHUTDOWN_TIMEOUT: i32 = 3;
 #[test]
 fn a_stop_under_load_drains_and_confirms_without_duplicates() {
     let world = World::new();
+    world.create_topics();
     for signal in ["TERM", "INT", "TERM"] {
         let mut relay = world.relay();
         let writers = world.workload(&Plan {
@@ -33,6 +34,7 @@ fn a_stop_under_load_drains_and_confirms_without_duplicates() {
 #[test]
 fn a_hangup_stops_the_relay_in_order_unless_it_was_ignored_at_the_start() {
     let world = World::new();
+    world.create_topics();
     let mut ignoring = world.run().under_env("--ignore-signal=HUP").start();
     ignoring.wait_ready();
     ignoring.process.signal("HUP");

@@ -275,7 +275,6 @@ fn relay(world: &World, port: u16) -> RelayCommand {
             "WALRELAY_WEBHOOK_URL",
             &format!("http://127.0.0.1:{port}/in/{{topic}}"),
         )
-        .variable("WALRELAY_WEBHOOK_TIMEOUT", "2s")
 }
 
 /// Commits so many events of each aggregate in one transaction, in turn.
@@ -394,7 +393,7 @@ fn a_webhook_that_waits_holds_up_its_key_alone_and_is_signed_again() {
     let judge = move |post: &Post| match &*post.event().0 {
         "slow" if refusals < 2 => {
             refusals += 1;
-            Reply::Status(429, "Retry-After: 2\r\n")
+            Reply::Status(429, "Retry-After: 10\r\n")
         }
         "endless" => Reply::Endless,
         _ => OK,

@@ -296,7 +296,7 @@ impl Relay {
     /// Waits until the relay has ended at its failpoint: see [`RelayCommand::killed_at`].
     #[track_caller]
     pub(crate) fn wait_killed(&mut self) {
-        let status = self.process.wait_exit(EXIT);
+        let status = self.process.wait_exit(COMMAND_DEADLINE);
         assert!(is_killed(status), "{status}:\n{}", self.log());
     }
 

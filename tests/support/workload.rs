@@ -81,13 +81,10 @@ impl Workload {
 
     #[track_caller]
     pub(crate) fn wait_for(&self, more: u64) {
-        let goal = self.committed() + more;
-        wait::eventually(
-            "writers go on",
-            Duration::from_secs(60),
-            || self.committed(),
-            |now| *now >= goal,
-        );
+        let count = |transactions: u64| i64::try_from(transactions).expect("a count");
+        wait::grown("transactions", count(self.committed() + more), || {
+            count(self.committed())
+        });
     }
 
     /// Stops the writers and waits until all have ended. Returns the number of committed

@@ -12,6 +12,7 @@ use walrelay_lab::workload::SCHEMA;
 use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};
 use super::seed::Witness;
+use super::servers::kafka::PARTITIONS;
 use super::servers::{Kafka, Postgres, log_tails};
 use super::sql::{Sessions, Sql};
 use super::topic::{self, Record};
@@ -188,6 +189,14 @@ impl World {
 
     pub(crate) fn kind(&self, number: usize) -> &str {
         &self.kinds[number]
+    }
+
+    /// Creates the topics of all kinds. A busy broker that creates a topic for a first record tells
+    /// of the topic late, which refuses records and sends others again.
+    pub(crate) fn create_topics(&self) {
+        for number in 0..self.kinds.len() {
+            topic::create(&self.brokers, &self.topic(number), PARTITIONS, &[]);
+        }
     }
 
     pub(crate) fn topic(&self, number: usize) -> String {

@@ -1,6 +1,8 @@
 //! P3: an event that the bus can never take stops the relay, is given up alone, or is parked with
 //! those behind it of its key.
 
+use std::collections::BTreeSet;
+
 use super::{Fate, Lab, TestBus, ready};
 use crate::live::parked;
 use crate::support::relay::{EXIT, last_words};
@@ -47,11 +49,10 @@ pub(super) fn a_record_that_no_server_takes_stops_the_relay_or_is_skipped<B: Tes
     assert!(found.out_of_order.is_empty(), "{found:?}");
     let topics = lab.topics();
     let records = lab.bus.found(&topics).records;
+    // A record whose ack is late comes again.
     let of_its_key = records.iter().filter(|one| one.key.as_deref() == Some("a"));
-    assert!(
-        of_its_key.count() <= 3,
-        "nothing of its key is sent behind it"
-    );
+    let ids: BTreeSet<_> = of_its_key.map(|one| one.id.clone()).collect();
+    assert!(ids.len() <= 3, "nothing of its key is sent behind it");
 
     let mut relay = ready(&lab.run("").option("--on-error", "skip"));
     let found = lab.all_delivered();

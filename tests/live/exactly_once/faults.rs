@@ -284,7 +284,7 @@ fn the_relay_waits_for_a_position_behind_an_open_kafka_transaction() {
     let neighbour: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", &world.brokers)
         .set("transactional.id", format!("{}-neighbour", world.name))
-        .set("transaction.timeout.ms", "60000")
+        .set("transaction.timeout.ms", "600000")
         .create()
         .unwrap();
     neighbour.init_transactions(EXIT).unwrap();

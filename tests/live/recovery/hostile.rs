@@ -303,6 +303,7 @@ fn transaction_ids_that_wrap_are_polled_once() {
         return;
     };
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.create_topics();
     let mut relay = poller(&world);
     let writers = world.workload(&Plan::default());
     wait_wrapped(&world, 200);

@@ -321,7 +321,7 @@ fn a_silent_server_holds_up_its_own_mail_alone() {
         hung.push(step.verb.to_owned());
         Some(Reply::Hang)
     });
-    let mails = Mails::to(server.port, "timeout = \"2s\"\nfinal_timeout = \"3s\"");
+    let mails = Mails::to(server.port, "timeout = \"15s\"\nfinal_timeout = \"20s\"");
     let mut relay = mails.relay("park");
     mails.insert("slow");
     let asked = || server.asked().len();
