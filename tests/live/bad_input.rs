@@ -481,7 +481,7 @@ fn every_form_of_insert_is_relayed_and_rolled_back_rows_are_not() {
         || world.delivered(),
         |count| *count >= expected.len() as i64,
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let arrived: Vec<String> = world
         .records(0)
         .iter()

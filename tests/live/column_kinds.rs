@@ -348,7 +348,7 @@ fn a_domain_created_while_streaming_has_its_base_type() {
              'calm', add noted mood",
     );
     insert("'\\x00ff27225c0a'");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let values: Vec<_> = world
         .records(0)
         .into_iter()

@@ -28,7 +28,7 @@ fn a_relay_killed_while_one_topic_stalls_loses_nothing() {
     for aggregate in ["a", "b", "c", "d"] {
         world.emit_to(&sql, 1, aggregate);
     }
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.delivered(), 4);
 
     second.freeze();
@@ -61,7 +61,7 @@ fn a_relay_killed_while_one_topic_stalls_loses_nothing() {
     second.thaw();
     let _relay = world.relay();
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_relay_killed_without_any_ack_loses_nothing() {
     let sql = world.sql();
     // The producer knows all topics: without answers, it cannot ask for one.
     (0..3).for_each(|kind| world.emit_to(&sql, kind, "a"));
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let acked = world.delivered();
 
     // Requests arrive, acks do not: the broker has records nobody was told about.
@@ -112,6 +112,6 @@ fn rows_committed_while_no_relay_runs_are_published_at_its_start() {
     let mut relay = world.relay();
     let findings = world.assert_all_delivered();
     assert_eq!(findings.duplicates, 0);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
 }

@@ -142,7 +142,7 @@ fn an_event_after_a_restart_of_postgres_arrives() {
     let mut relay = world.relay();
     for (round, away_s) in [2, 4].into_iter().enumerate() {
         world.emit(&world.sql(), "a");
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         postgres.stop_fast(EXIT);
         std::thread::sleep(Duration::from_secs(away_s));
         postgres.start();
@@ -241,7 +241,7 @@ fn every_command_connects_over_a_unix_socket() {
     relay.wait_ready();
     world.emit(&world.sql(), "a");
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let by_tcp =
         "select count(*) from pg_stat_activity where application_name like 'walrelay%' and \
          client_addr is not null

@@ -106,7 +106,7 @@ fn copied_rows_of_the_stream_are_published_skipped_or_stop_the_relay() {
         || relay.metric(COPIED),
         |rows| *rows == Some(5.0),
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
 
     sql.run("update outbox set day = 2 where seq = 1");
@@ -129,7 +129,7 @@ fn copied_rows_of_the_stream_are_published_skipped_or_stop_the_relay() {
     };
     assert_eq!((pending("publish"), pending("skip")), (Some(1), Some(0)));
     let mut relay = run(&world, "skip").start();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(
         (relay.terminate(EXIT), world.delivered()),
         (Some(0), 16),
@@ -227,7 +227,7 @@ fn rows_copied_while_the_slot_was_lost_are_recovered() {
     let mut relay = world.relay();
     emit(&world, &sql, 2);
     delivers(&world, &relay, 2);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     world.drop_slot();
     sql.run(MOVE);

@@ -141,7 +141,7 @@ fn events_acked_and_not_stored_are_marked_and_not_published_again() {
     assert_eq!(findings.duplicates, 0);
     let unmarked = || sql.number("select count(*) from outbox where not sent");
     eventually("every row is marked", ARRIVAL, unmarked, |rows| *rows == 0);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     eventually(
         "it is counted",
         ARRIVAL,

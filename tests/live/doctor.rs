@@ -143,7 +143,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
 
     let mut relay = with_state(world.run()).start();
     relay.wait_ready();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let checks = Checks::of(&doctor);
     let expected = [
         "configuration",
@@ -607,7 +607,7 @@ fn run_and_doctor_end_alike_where_slot_and_publication_are_gone_and_a_position_i
     world.setup();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(ARRIVAL), Some(0));
     world.drop_slot();
     world

@@ -58,7 +58,7 @@ fn exactly_once_delivers_each_event_once_across_a_restart() {
     writers.wait_for(50);
     writers.stop();
     assert_once(&world);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let count = |name: &str| {
         second
             .metric(&format!("walrelay_{name}"))
@@ -97,7 +97,7 @@ fn exactly_once_delivers_each_event_once_across_kills_under_load() {
     let mut relay = relay(&world);
     writers.stop();
     assert_once(&world);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -157,7 +157,7 @@ fn a_postgres_transaction_over_several_kafka_transactions_resumes_inside() {
     eventually("it is not one transaction", ARRIVAL, stored, |stored| {
         *stored >= Some(4.0)
     });
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

@@ -329,7 +329,7 @@ fn a_failover_with_the_position_in_postgres_loses_nothing_and_keeps_the_order() 
     relay.wait_ready();
     pair.wait_slot_is_copied();
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 
     let primary = world.sql();
     let holder = world.sql();

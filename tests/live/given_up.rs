@@ -168,7 +168,7 @@ fn skipped_events_are_counted_and_logged_and_others_arrive_in_order() {
     let mut relay = giving_up(&world, "skip").start();
     relay.wait_ready();
     let bad = among_others(&world, &mut relay, 4_000);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let log = relay.log();
     for (id, _) in &bad {
         assert!(

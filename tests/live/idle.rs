@@ -19,7 +19,7 @@ fn assert_follows(world: &World, sql: &Sql) {
     let start = world.confirmed();
     write_noise(sql, 8);
     assert!(world.wal() > start + (4 << 20), "no noise was written");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.delivered(), 1, "noise became an event");
 }
 
@@ -29,7 +29,7 @@ fn an_idle_outbox_confirms_past_a_busy_table_of_its_database() {
     let mut relay = world.run().start();
     relay.wait_ready();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_follows(&world, &world.sql());
 }
 
@@ -40,7 +40,7 @@ fn an_idle_outbox_confirms_past_a_busy_table_of_another_database() {
     let mut relay = world.run().start();
     relay.wait_ready();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_follows(&world, &neighbour.sql());
 }
 
@@ -49,7 +49,7 @@ fn a_long_transaction_across_idle_confirmations_is_not_lost() {
     let world = World::new();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let open = world.sql();
     open.run("begin");
     world.emit(&open, "open");

@@ -2,7 +2,7 @@
 
 use crate::support::relay::RelayCommand;
 use crate::support::servers::free_port;
-use crate::support::world::{ARRIVAL, World};
+use crate::support::world::World;
 
 /// The exit code and the one line of a check.
 #[track_caller]
@@ -57,7 +57,7 @@ fn a_nagios_check_names_the_state_of_the_slot_on_one_line() {
     let relay = world.relay();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let (code, line) = checked(
         &relay
             .asked_by(status.clone())

@@ -259,7 +259,7 @@ fn a_record_follows_the_ack_of_the_last_attempt_of_the_one_before() {
             }
         }
     }
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let found = findings(&world, &stored);
     found.assert_sound();
     assert_eq!(found.duplicates, 0);
@@ -337,7 +337,7 @@ fn an_id_used_again_in_another_outbox_is_stored() {
         || nats.count(STREAM),
         |count| *count == 4,
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let ids: Vec<String> = nats
         .read(STREAM)
         .iter()

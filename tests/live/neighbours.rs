@@ -70,7 +70,7 @@ fn a_locked_table_leaves_no_backend_of_a_session_that_has_ended() {
     let locker = world.sql();
     let watcher = world.sql();
     world.emit(&locker, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     locker.run("set idle_in_transaction_session_timeout = '120s'");
     locker.run("begin");
     world.emit(&locker, "b");
@@ -267,7 +267,7 @@ fn a_relay_starts_on_a_table_whose_change_waits_for_it() {
     let mut relay = marks.start();
     relay.wait_ready();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     relay.kill_hard();
     postgres.alter("synchronous_standby_names", "*");
     let url = world.database_url.clone();
@@ -282,7 +282,7 @@ fn a_relay_starts_on_a_table_whose_change_waits_for_it() {
     postgres.alter("synchronous_standby_names", "");
     relay.wait_ready();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     world.assert_all_delivered();
     let unmarked = || {
         let sql = "select count(*) from outbox where published_at is null";
@@ -316,7 +316,7 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
         .start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     // As Patroni does when the last standby goes, while everything runs.
     postgres.alter("synchronous_standby_names", "*");
     let remedy = assert_named(&world, &relay);

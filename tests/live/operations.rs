@@ -73,7 +73,7 @@ fn a_publication_of_all_operations_delivers_each_insert_once_in_order() {
         insert(9)
     ));
     sql.run("update outbox set id = gen_random_uuid(); delete from outbox; truncate outbox");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let expected: Vec<String> = (1..10).map(|n| n.to_string()).collect();
     assert_eq!(types_of(&world.records(0), "a"), expected);
     let ignored = |operation: &str| {
@@ -109,7 +109,7 @@ fn large_updates_and_deletes_are_dropped_in_bounded_memory() {
         || world.delivered(),
         |records| *records >= 200,
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let records = world.records(0);
     assert_eq!(records.len(), 200);
     for key in 0..10 {

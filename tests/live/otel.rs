@@ -306,7 +306,7 @@ fn events_go_on_without_a_collector_and_spans_wait_or_are_counted() {
     let mut relay = world.run().config_file(&toml).start();
     relay.wait_ready();
     emit(&world, 1..4);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.delivered(), 3);
     let warned = || relay.log().matches("do not reach OpenTelemetry").count();
     eventually("it is logged", ARRIVAL, warned, |times| *times == 1);
@@ -331,7 +331,7 @@ fn events_go_on_without_a_collector_and_spans_wait_or_are_counted() {
     eventually("a refused span is counted", ARRIVAL, dropped, |spans| {
         *spans > Some(0.0)
     });
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.delivered(), 6);
     collector.with(|received| received.refuses_spans = false);
     emit(&world, 7..10);

@@ -115,7 +115,7 @@ fn a_dead_and_a_frozen_broker_are_named() {
     let relay = world.relay();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     kafka.freeze();
     world.emit(&sql, "a");
     // Sooner than an idle relay, which asks a broker once a minute.

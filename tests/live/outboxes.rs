@@ -80,7 +80,7 @@ fn two_tables_and_logical_messages_keep_commit_order_across_a_crash() {
             relay = world.run().config_file(&config).start();
         }
     }
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 
     let records = topic::read(&world.brokers, &topic);
     let mut distinct = 0;
@@ -162,7 +162,7 @@ fn logical_messages_alone_are_relayed_on_every_major() {
                 ))
             })
             .to_vec();
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         let records = topic::read(&world.brokers, &world.name);
         let told: Vec<_> = records
             .iter()
@@ -216,7 +216,7 @@ fn an_outbox_is_added_freely_and_removed_only_explicitly() {
     let relayed = |config: &str| {
         let mut relay = world.run().config_file(config).start();
         relay.wait_ready();
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(relay.terminate(EXIT), Some(0));
         relay.log()
     };
@@ -250,7 +250,7 @@ fn a_logical_message_that_is_no_json_object_stops_the_relay_with_its_place() {
     relay.wait_ready();
     let sql = world.sql();
     sql.run(&into_each("account", 1));
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     sql.run("select pg_logical_emit_message(true, 'shop', 'Placed')");
     assert_ne!(relay.wait_exit(EXIT), Some(0));
     let log = relay.log();

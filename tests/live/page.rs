@@ -215,7 +215,7 @@ fn a_browser_shows_the_page_with_and_without_scripts() {
         &390.into(),
     );
     writers.stop();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     // Without loading the page again.
     let main = "document.querySelector('main').innerHTML";
     let differing = || {

@@ -192,7 +192,7 @@ fn waits_and_goes_on(mode: &[&str]) {
         *count == waiting.len() as f64
     });
     if mode.is_empty() {
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
     }
 
     // Killed between the ack of what waited and the moment that is written down, and once more

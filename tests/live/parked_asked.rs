@@ -88,7 +88,7 @@ fn an_event_that_a_crash_would_send_again_is_neither_dropped_nor_retried_before_
         eventually("they wait", ARRIVAL, || parked(&sql), |all| all == expected);
     };
     waiting("stored tried");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 
     let holder = world.sql();
     holder.run("begin; select from walrelay.position for update");

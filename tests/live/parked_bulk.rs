@@ -57,7 +57,7 @@ fn many_parked_events_are_delivered_in_few_transactions_and_in_order() {
         from walrelay.parked) of where (commit_lsn, index) <= (l, i)";
     assert_eq!(sql.number(misplaced), 0);
     postgres.resume();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
 }
 

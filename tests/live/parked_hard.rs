@@ -134,7 +134,7 @@ fn a_locked_row_delays_only_its_aggregate_and_its_event_is_sent_once() {
             || sql.number(unmarked),
             |count| *count == 0,
         );
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         records(&world, "held") == 1
     };
     let waits = "select count(*) from pg_stat_activity where datname = current_database()

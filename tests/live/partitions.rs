@@ -140,7 +140,7 @@ fn assert_arrived(world: &World, written: usize) {
     eventually("the rows arrive", ARRIVAL, arrived, |arrived| {
         arrived.len() >= written
     });
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(arrived(), expected);
 }
 

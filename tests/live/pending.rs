@@ -210,7 +210,7 @@ fn pending_events_are_counted_and_printed_and_a_later_relay_delivers_them() {
             "{fix}"
         );
     }
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     let empty = report(&pending(&world));
     assert_eq!(
@@ -244,7 +244,7 @@ fn an_event_that_stops_the_relay_is_named_and_delivered_events_are_left_out() {
     relay.wait_ready();
     world.emit(&sql, "a");
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     world.emit(&sql, "b");
     // As a relay that was killed between storing and confirming.
@@ -354,7 +354,7 @@ fn a_tail_follows_beside_a_relay_that_loses_nothing() {
         written(&sql, "aggregateid = 'z'")
     );
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

@@ -27,7 +27,7 @@ fn a_server_crash_that_loses_confirmed_lsns_causes_no_duplicates() {
         writers.wait_for(40);
         writers.stop();
         world.assert_all_delivered();
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         let confirmed = world.confirmed();
         postgres.kill_hard();
         postgres.start();
@@ -88,7 +88,7 @@ fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
         let mut relay = world.run().option("--state-store", store).start();
         relay.wait_ready();
         let copies = world.assert_all_delivered().duplicates;
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(relay.terminate(EXIT), Some(0));
         let mut relay = world.run().option("--state-store", store).start();
         relay.wait_ready();
@@ -118,12 +118,12 @@ fn a_relay_that_takes_over_stores_its_id_although_it_publishes_nothing() {
     };
     let mut relay = start();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let first = stored("relay");
     assert_ne!(first, "");
     world.end_walsender();
     world.emit(&sql, "b");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(stored("relay"), first, "a lost connection ends no turn");
     let position = stored("position");
     relay.kill_hard();
@@ -138,7 +138,7 @@ fn a_recreated_slot_is_refused() {
     let mut relay = world.relay();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
 
     let name = &world.name;
@@ -163,7 +163,7 @@ fn another_server_under_the_same_key_is_refused() {
     let world = World::new();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
 
     let other = Postgres::private(15, &[]);
@@ -219,7 +219,7 @@ fn an_older_copy_of_the_server_is_refused() {
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     postgres.stop_fast(EXIT);
     let backup = postgres.data().with_file_name("backup");
@@ -231,7 +231,7 @@ fn an_older_copy_of_the_server_is_refused() {
     writers.wait_for(100);
     writers.stop();
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     let delivered = world.delivered();
     postgres.stop_fast(EXIT);

@@ -34,7 +34,7 @@ fn frozen(kafka: &Kafka) -> Thawed {
     for kind in 0..3 {
         world.emit_to(&world.sql(), kind, &format!("first-{kind}"));
     }
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let walsender = world.wait_streaming();
 
     kafka.freeze();
@@ -106,7 +106,7 @@ fn a_broker_frozen_beyond_wal_sender_timeout_ends_no_connection() {
         0,
         "waiting for Kafka sends nothing twice"
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(
         world.walsender(),
         walsender,
@@ -162,7 +162,7 @@ fn a_broker_fenced_while_frozen_is_used_again() {
         "all was delivered {:.1} s after the thaw",
         at.elapsed().as_secs_f64()
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert!(relay.process.exited().is_none());
 }
 
@@ -179,7 +179,7 @@ fn behind_a_proxy(timeout: &str) -> (World, Proxy, Relay, Sql) {
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     (world, proxy, relay, sql)
 }
 
@@ -245,7 +245,7 @@ fn status_reports_a_growing_and_a_recovered_lag() {
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     proxy.blackhole(Way::Down);
     world.emit(&sql, "a");
     eventually(
@@ -282,7 +282,7 @@ fn status_reports_a_growing_and_a_recovered_lag() {
     assert_eq!(once["judged_by"], "the relay's own readiness");
 
     proxy.resume();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     world
         .command("status")
         .option("--max-lag-seconds", "60")

@@ -17,7 +17,7 @@ const PUBLICATION: Option<i32> = Some(15);
 fn running(world: &World) -> Relay {
     let relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.delivered(), 1);
     relay
 }
@@ -279,7 +279,7 @@ fn rows_of_a_time_without_inserts_are_read_from_the_table() {
         ));
     };
     world.emit(&sql, "before");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     // A relay that looks while inserts are off stops. This one is killed before it looks.
     relay.kill_hard();
     flip("away");

@@ -251,7 +251,7 @@ fn a_slot_loss_that_needs_a_decision_stops_with_the_choices() {
     let world = World::new();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     world.drop_slot();
     let mut relay = world.run().start();
@@ -354,7 +354,7 @@ fn a_slot_without_a_confirmed_lsn_is_replaced_as_a_lost_one() {
     world.setup();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     world.emit(&world.sql(), "a");
     postgres.stop_fast(EXIT);
@@ -542,7 +542,7 @@ fn an_outbox_whose_rows_are_deleted_is_reported_as_not_recoverable() {
     eventually("it is noticed", Duration::from_secs(90), emit, |noticed| {
         *noticed
     });
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
     world.drop_slot();
     let mut relay = world.run().start();

@@ -17,7 +17,7 @@ fn relaying() -> (World, Sql, Relay) {
     let relay = world.relay();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     (world, sql, relay)
 }
 
@@ -105,7 +105,7 @@ fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
             "insert into outbox values (1, '{}', 'a', 'T', '{{}}')",
             world.kind(0)
         ));
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
         world.delivered()
     };
@@ -298,7 +298,7 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
     pasted(&remedy);
     let mut relay = world.relay();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(
         world.assert_all_delivered().duplicates,
         0,
@@ -311,7 +311,7 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
     world.emit(&sql, "a");
     pasted(&refused(&world.command("setup"), 15).1);
     let _relay = world.relay();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
 }
 
@@ -368,7 +368,7 @@ fn a_dropped_table_is_repaired_by_its_remedy() {
     );
     let _relay = world.relay();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
 }
 

@@ -196,7 +196,7 @@ fn a_replay_beside_a_relay_is_not_counted_as_duplicates() {
         |records| *records == arrived,
     );
     assert!(relay.is_ready());
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 
     let verify = world
         .command("verify")

@@ -239,7 +239,7 @@ impl Orders {
         grown("as many records as rows", written, || {
             self.world.delivered()
         });
-        self.world.wait_confirmed(ARRIVAL);
+        self.world.wait_confirmed();
         self.check()
     }
 
@@ -481,7 +481,7 @@ fn among_partitions_only_the_published_row_of_a_shared_id_is_marked() {
                 |rows| *rows == 0,
             ),
         };
-        orders.world.wait_confirmed(ARRIVAL);
+        orders.world.wait_confirmed();
         let left = "select string_agg(order_id || day, ' ' order by day, order_id) from nu where \
                     status = 'N'";
         assert_eq!(

@@ -68,7 +68,7 @@ fn assert_arrives(world: &World, expected: &[usize]) {
         || world.delivered(),
         |count| *count >= expected.len() as i64,
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(arrived(world), expected);
 }
 

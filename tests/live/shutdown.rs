@@ -5,7 +5,7 @@ use crate::support::relay::RelayCommand;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
-use crate::support::world::{ARRIVAL, World};
+use crate::support::world::World;
 
 /// A relay that holds up a shutdown does so for much longer than [`LIMIT`]: the server waits for
 /// its walsender as long as this, and longer where it is heard of.
@@ -32,7 +32,7 @@ fn a_fast_shutdown_of_postgres_is_prompt_with_kafka_up() {
         relay.process.exited().is_none(),
         "a shutdown of Postgres ended the relay"
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn a_fast_shutdown_of_postgres_with_kafka_frozen_ends_at_the_drain_deadline() {
         .start();
     relay.wait_ready();
     world.emit(&world.sql(), "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     proxy.blackhole(Way::Up);
     proxy.blackhole(Way::Down);
     let writers = world.workload(&Plan::default());

@@ -20,7 +20,7 @@ fn poison(world: &World, aggregate_type: &str, payload: &str) -> String {
         || world.delivered(),
         |records| *records == 1,
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     sql.run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload)
          values (gen_random_uuid(), {aggregate_type}, 'bad', 'Bad', {payload})"

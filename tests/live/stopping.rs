@@ -96,7 +96,7 @@ fn with_an_event_that_is_never_acked(shutdown_timeout: &str) -> (World, Proxy, R
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     proxy.blackhole(Way::Down);
     world.emit(&sql, "a");
     eventually(
@@ -165,7 +165,7 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     proxy.blackhole(Way::Down);
     world.emit(&sql, "a");
     eventually(
@@ -208,7 +208,7 @@ fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     proxy.blackhole(Way::Down);
     let kind = world.kind(0);
     // No more of it than the sockets take from a server that nobody listens to.

@@ -90,7 +90,7 @@ impl Seen {
             .option("--log-format", "json")
             .start();
         relay.wait_ready();
-        self.world.wait_confirmed(ARRIVAL);
+        self.world.wait_confirmed();
         let records = eventually(
             "it arrives",
             ARRIVAL,

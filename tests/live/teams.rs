@@ -122,7 +122,7 @@ impl Team {
     fn relayed(&self) -> Vec<Consumed> {
         let mut relay = self.world.run().config_file(&self.config).start();
         relay.wait_ready();
-        self.world.wait_confirmed(ARRIVAL);
+        self.world.wait_confirmed();
 
         let mut records: Vec<(Place, &str, Record)> = Vec::new();
         for (topic, before) in self.topics.iter().zip(&self.before) {

@@ -213,7 +213,7 @@ fn assert_delivers(world: &World, command: &RelayCommand) {
             || world.delivered(),
             |records| *records == expected,
         );
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(relay.terminate(EXIT), Some(0));
         assert_no_secret(&relay.log());
     }
@@ -365,7 +365,7 @@ fn certificates_that_were_replaced_on_disk_are_used_at_the_next_connection() {
         .start();
     relay.wait_ready();
     world.emit(&world.sql(), "before");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
 
     install("second");
     kafka.kill_hard();

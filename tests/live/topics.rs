@@ -82,7 +82,7 @@ fn a_skipped_event_is_logged_and_counted_once_while_another_topic_refuses() {
     eventually("all are skipped", ARRIVAL, counted, |count| {
         *count == Some(8.0)
     });
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(
         told(&relay, "an event was given up").len(),
         8,
@@ -108,7 +108,7 @@ fn internal(on_error: &str, guarantee: &str) -> (World, Relay, String) {
     let id = row(&sql, Some(INTERNAL), "bad", "{}");
     world.emit(&sql, "behind");
     world.assert_all_good_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert!(relay.is_ready(), "{:?}", relay.readiness());
     (world, relay, id)
 }
@@ -279,7 +279,7 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
     );
     world.assert_all_good_delivered();
     if mode == "slot" {
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
     }
     relay.wait_ready();
     let expected: Vec<_> = bad
@@ -472,7 +472,7 @@ fn a_topic_without_write_access_is_named_and_resumed_after_a_grant() {
         );
         assert_eq!(letters(&world), [(id, "refused".to_owned())], "{guarantee}");
         world.assert_all_good_delivered();
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
 }
@@ -553,7 +553,7 @@ fn a_topic_that_is_created_again_under_load_gets_all_that_follows_in_order() {
             found.lost.retain(|lost| !went(lost));
             found
         });
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(
             relay.terminate(EXIT),
             Some(0),

@@ -318,7 +318,7 @@ fn webhooks_arrive_in_order_of_each_key_through_kills_and_outages() {
     }
     workload.stop();
     let duplicates = receiver.assert_all_kept(&world);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     println!("{} events, {duplicates} duplicates", world.committed());
     assert_eq!(running.terminate(EXIT), Some(0));
 }
@@ -339,7 +339,7 @@ fn a_refused_webhook_is_parked_with_those_behind_it_and_others_flow() {
     eventually("others arrive", ARRIVAL, good, |kept| kept.len() == 5);
     let number = || world.number_parked();
     eventually("the key is parked", ARRIVAL, number, |parked| *parked == 5);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(receiver.asked_of("bad").len(), 1, "{}", running.log());
     receiver.judge_by(|_| OK);
     parked::command(&world, "retry")

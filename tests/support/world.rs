@@ -400,14 +400,9 @@ impl World {
 
     /// Waits until the slot is confirmed up to the present end of the flushed WAL.
     #[track_caller]
-    pub(crate) fn wait_confirmed(&self, deadline: Duration) {
+    pub(crate) fn wait_confirmed(&self) {
         let goal = self.flushed();
-        eventually(
-            "the slot is confirmed",
-            deadline,
-            || self.confirmed(),
-            |confirmed| *confirmed >= goal,
-        );
+        wait::grown("the slot is confirmed", goal, || self.confirmed());
     }
 }
 

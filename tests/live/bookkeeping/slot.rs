@@ -79,7 +79,7 @@ fn publishes_marks_and_confirms(team: &'static Team) {
     assert_eq!(outbox.count(team.pending), 2);
     holder.run("commit");
     assert_eq!(outbox.settled().duplicates, 0, "{}", relay.log());
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert!(world.confirmed() > commit);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -78,7 +78,7 @@ pub(super) fn a_network_that_breaks_or_is_silent_loses_and_reorders_nothing<B: T
         proxy.accepted(),
         found.duplicates
     );
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     assert_eq!(lab.world.number_parked(), 0, "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

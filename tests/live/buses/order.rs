@@ -4,7 +4,6 @@ use super::{Fate, Lab, TestBus, ready};
 use crate::support::relay::EXIT;
 use crate::support::seed::{from_environment, generator};
 use crate::support::workload::Plan;
-use crate::support::world::ARRIVAL;
 
 pub(super) fn a_relay_killed_and_frozen_loses_and_reorders_nothing<B: TestBus>() {
     let Some(mut lab) = Lab::<B>::new(Fate::Shared) else {
@@ -33,6 +32,6 @@ pub(super) fn a_relay_killed_and_frozen_loses_and_reorders_nothing<B: TestBus>()
         lab.world.committed(),
         found.duplicates
     );
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

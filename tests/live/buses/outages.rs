@@ -25,7 +25,7 @@ pub(super) fn a_server_killed_absent_and_frozen_loses_and_reorders_nothing<B: Te
         kills(),
         found.duplicates
     );
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     assert_eq!(lab.world.number_parked(), 0, "an outage parks nothing");
     lab.bus.kill_hard();
     let is_ready = || relay.is_ready();

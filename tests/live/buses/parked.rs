@@ -151,7 +151,7 @@ pub(super) fn a_locked_row_delays_its_key_alone_and_its_event_is_sent_once<B: Te
     let unmarked = "select count(*) from outbox where aggregateid <> 'held' and status = 'new'";
     let unmarked = || sql.number(unmarked);
     eventually("others are marked", ARRIVAL, unmarked, |count| *count == 0);
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     wait_arrived(&mut lab, 4);
     holder.run("rollback");
     lab.wait_parked(0);

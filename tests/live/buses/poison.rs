@@ -56,7 +56,7 @@ pub(super) fn a_record_that_no_server_takes_stops_the_relay_or_is_skipped<B: Tes
 
     let mut relay = ready(&lab.run("").option("--on-error", "skip"));
     let found = lab.all_delivered();
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     let skipped = || relay.metric("walrelay_skipped_events_total");
     eventually("it is counted", ARRIVAL, skipped, |count| {
         *count == Some(1.0)
@@ -74,7 +74,7 @@ pub(super) fn a_record_that_no_server_takes_is_parked_with_its_key_alone<B: Test
     lab.wait_parked(6);
     let count = || lab.count();
     eventually("others arrive", ARRIVAL, count, |count| *count >= 11);
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     let of_its_key = "select count(*) from walrelay.parked where convert_from(key, 'utf8') = 'a'";
     assert_eq!(lab.world.sql().number(of_its_key), 6);
     assert!(lab.findings().out_of_order.is_empty());

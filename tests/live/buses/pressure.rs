@@ -53,7 +53,7 @@ pub(super) fn a_backlog_for_a_server_that_is_away_closes_intake_and_is_bounded<B
         before >> 20
     );
     assert!(grown < GROWN_BYTES_MAX, "{} MiB more", grown >> 20);
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     let limits = "[sink]\nmax_in_flight_events = 300\n";

@@ -58,5 +58,5 @@ pub(super) fn a_relay_killed_or_frozen_during_a_take_over_reorders_nothing<B: Te
         lab.world.committed(),
         found.duplicates
     );
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
 }

@@ -37,7 +37,7 @@ pub(super) fn a_topic_without_a_place_waits_until_there_is_one<B: TestBus>() {
     lab.bus.make(&topic);
     let found = lab.all_delivered();
     eprintln!("{}: {} duplicates", B::NAME, found.duplicates);
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -49,7 +49,7 @@ pub(super) fn events_of_a_topic_without_a_place_are_parked_and_delivered_in_orde
     let mut relay = ready(&lab.run(RETRIES).option("--on-error", "park"));
     commit(&lab.world, 3);
     lab.all_delivered();
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     // The place goes, and what was in it.
     let went = format!(
         "delete from outbox where aggregatetype = '{}'",
@@ -61,13 +61,13 @@ pub(super) fn events_of_a_topic_without_a_place_are_parked_and_delivered_in_orde
     lab.wait_parked(9);
     let count = || lab.count();
     eventually("the others arrive", ARRIVAL, count, |count| *count >= 12);
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     commit(&lab.world, 6);
     lab.wait_parked(15);
     lab.bus.make(&topic);
     let found = lab.all_delivered();
     lab.wait_parked(0);
     eprintln!("{}: {} duplicates", B::NAME, found.duplicates);
-    lab.world.wait_confirmed(ARRIVAL);
+    lab.world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -103,7 +103,7 @@ fn each_answer_refuses_its_own_mail_or_waits_and_others_flow() {
     eventually("the others are parked", ARRIVAL, parked, |parked| {
         *parked == expected
     });
-    mails.world.wait_confirmed(ARRIVAL);
+    mails.world.wait_confirmed();
     // Whole mails that were not taken at once came again as they were.
     let asked = server.asked();
     for sender in waits.iter().filter(|sender| sender.starts_with("end-")) {
@@ -178,7 +178,7 @@ fn a_refused_mail_stops_the_relay_or_is_skipped() {
             || server.kept_count(),
             |kept| *kept == 2,
         );
-        mails.world.wait_confirmed(ARRIVAL);
+        mails.world.wait_confirmed();
         assert_eq!(relay.terminate(EXIT), Some(0));
     }
 }
@@ -246,7 +246,7 @@ fn a_limit_of_connections_refuses_no_mail() {
         || server.kept_count(),
         |kept| *kept == 500,
     );
-    mails.world.wait_confirmed(ARRIVAL);
+    mails.world.wait_confirmed();
     assert_eq!(mails.world.number_parked(), 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -149,7 +149,7 @@ fn mails_arrive_in_order_of_each_key_through_kills_and_bad_answers() {
     }
     workload.stop();
     let duplicates = assert_all_kept(&world, &server);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     println!(
         "{} mails, 6 kills of the relay, {duplicates} duplicates",
         world.committed()
@@ -201,7 +201,7 @@ fn a_network_that_freezes_and_breaks_loses_and_reorders_no_mail() {
     workload.stop();
     let duplicates = assert_all_kept(&world, &server);
     assert_eq!(server.overlaps(), 0, "one of a key at once");
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     println!(
         "{} mails, 4 faults of the network, {duplicates} duplicates",
         world.committed()

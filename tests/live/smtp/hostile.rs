@@ -288,7 +288,7 @@ fn a_row_cannot_add_recipients_fields_or_mails() {
         || server.kept_count(),
         |kept| *kept == taken,
     );
-    mails.world.wait_confirmed(ARRIVAL);
+    mails.world.wait_confirmed();
     assert_eq!(server.kept_count(), taken);
     for mail in server.kept() {
         assert_eq!(mail.recipients, ["ann@example.org"], "{}", mail.text);
@@ -351,7 +351,7 @@ fn a_silent_server_holds_up_its_own_mail_alone() {
     assert_eq!(copies.len(), 2);
     assert_eq!(copies[0], copies[1]);
     silent.store(false, Ordering::Relaxed);
-    mails.world.wait_confirmed(ARRIVAL);
+    mails.world.wait_confirmed();
     assert_eq!(mails.world.number_parked(), 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -75,7 +75,7 @@ fn mails_reach_postfix_in_order_of_each_key_through_kills_of_both() {
         i64::try_from(rows.len()).expect("a count")
     };
     grown("rows with a mail", world.committed(), rows);
-    world.wait_confirmed(2 * ARRIVAL);
+    world.wait_confirmed();
     let mut mails = postfix.mails();
     mails.sort_by(|a, b| queue_id(a).cmp(queue_id(b)));
     let mut by_id: BTreeMap<&str, &str> = BTreeMap::new();
@@ -121,7 +121,7 @@ fn unknown_recipients_among_many_are_parked_and_hold_up_nobody() {
         || postfix.count(),
         |count| *count == 1_000,
     );
-    mails.world.wait_confirmed(ARRIVAL);
+    mails.world.wait_confirmed();
     let why = "select string_agg(distinct class || ' ' || split_part(error, ':', 2), ';')
                from walrelay.parked";
     let why = mails.sql().text(why);
@@ -162,7 +162,7 @@ fn a_body_makes_no_second_mail_in_postfix() {
     eventually("but one", ARRIVAL, parked, |parked| {
         parked == "shop too-large"
     });
-    mails.world.wait_confirmed(ARRIVAL);
+    mails.world.wait_confirmed();
     assert_eq!(taken(&postfix), 18);
     let subjects = postfix.mails();
     assert!(

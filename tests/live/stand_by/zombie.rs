@@ -38,7 +38,7 @@ fn at_work(world: &World) -> (Proxy, Relay) {
     relay.wait_ready();
     emit(world, 60);
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     (kafka, relay)
 }
 
@@ -118,7 +118,7 @@ fn a_relay_frozen_during_a_take_over_drops_its_queue() {
 
     successor.wait_ready();
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let before = world.delivered();
     zombie.process.signal("CONT");
     eventually(
@@ -192,7 +192,7 @@ fn a_relay_that_lost_its_slot_waits_for_acks_while_no_other_reads_the_table() {
     zombie.wait_ready();
     emit(&world, 60);
     world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     kafka.blackhole(Way::Down);
     emit(&world, EVENTS);
     let in_flight = || zombie.metric("walrelay_in_flight_events");

@@ -36,7 +36,7 @@ fn published(world: &World, rows: u64) {
     });
     writers.wait_for(rows);
     writers.stop();
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
@@ -51,7 +51,7 @@ fn nothing_is_lost(world: &World) {
         || world.delivered(),
         |records| *records >= wanted,
     );
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     world
         .sql()

@@ -81,7 +81,7 @@ fn the_body_of_an_answer_repeats_no_event_and_fills_no_memory() {
     let keys = ["stalls", "cut", "huge", "good"];
     emit_together(&world, &keys, 4);
     assert_eq!(receiver.assert_all_kept(&world), 0);
-    world.wait_confirmed(ARRIVAL);
+    world.wait_confirmed();
     let peak = running.process.resident_peak_bytes().expect("it runs");
     println!("4 answers of 256 MiB: {} MiB at most", peak >> 20);
     assert!(peak < RESIDENT_BYTES_MAX, "{} MiB resident", peak >> 20);
@@ -255,7 +255,7 @@ fn no_row_changes_where_a_request_goes() {
         paths.extend(names.map(|name| template.replace("{topic}", name)));
         let kept = || receiver.with(|state| state.kept.len());
         eventually("others arrive", ARRIVAL, kept, |kept| *kept == paths.len());
-        world.wait_confirmed(ARRIVAL);
+        world.wait_confirmed();
         assert_eq!(running.terminate(EXIT), Some(0), "{}", running.log());
     }
     let asked = receiver.with(|state| state.asked.clone());
