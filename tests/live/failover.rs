@@ -133,6 +133,7 @@ fn a_failover_on_18_duplicates_only_events_that_were_not_stored() {
 #[track_caller]
 fn follow(major: u32) {
     let pair = Pair::new(major);
+    pair.world.create_topics();
     let mut relay = pair.world.relay();
     let writers = pair.world.workload(&Plan::default());
     pair.wait_slot_is_copied();
