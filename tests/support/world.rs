@@ -194,9 +194,9 @@ impl World {
     /// Creates the topics of all kinds. A busy broker that creates a topic for a first record tells
     /// of the topic late, which refuses records and sends others again.
     pub(crate) fn create_topics(&self) {
-        for number in 0..self.kinds.len() {
-            topic::create(&self.brokers, &self.topic(number), PARTITIONS, &[]);
-        }
+        let topics: Vec<String> = (0..self.kinds.len()).map(|kind| self.topic(kind)).collect();
+        let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+        topic::create_all(&self.brokers, &topics, PARTITIONS, &[]);
     }
 
     pub(crate) fn topic(&self, number: usize) -> String {

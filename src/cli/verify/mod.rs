@@ -229,8 +229,10 @@ impl Report {
                 .map(|topic| format!("topic {topic} does not exist")),
         );
         for topic in cut {
-            let mut of_it = flows.iter().filter(|flow| flow.topic == *topic);
-            if of_it.any(|flow| flow.counts.missing > 0) {
+            if flows
+                .iter()
+                .any(|flow| flow.topic == *topic && flow.counts.missing > 0)
+            {
                 self.notes.push(format!(
                     "retention has removed the first records of topic {topic}, and their rows \
                      count as missing: leave these rows out with --since"
