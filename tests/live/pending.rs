@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::support::relay::{EXIT, RelayCommand, last_words, told};
+use crate::support::relay::{EXIT, Relay, RelayCommand, last_words, told};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::wait::{LIMIT, eventually};
@@ -55,6 +55,18 @@ fn wait_following(sql: &Sql) {
         ARRIVAL,
         || sql.number(slots),
         |slots| *slots == 1,
+    );
+}
+
+/// Waits until the tail that has its slot prints. A signal before that ends it without an exit code.
+#[track_caller]
+fn wait_printing(world: &World, sql: &Sql, tail: &Relay) {
+    world.emit(sql, "a");
+    eventually(
+        "it is printed",
+        ARRIVAL,
+        || records(&tail.log()).len(),
+        |printed| *printed == 1,
     );
 }
 
@@ -419,7 +431,8 @@ fn a_tail_names_the_transactions_that_it_waits_for() {
         |log| log.contains(&waits),
     );
     writer.run("rollback");
-    wait_following(&world.sql());
+    wait_following(&writer);
+    wait_printing(&world, &writer, &tail);
     assert_eq!(tail.terminate(EXIT), Some(0), "{}", tail.log());
 }
 
@@ -434,13 +447,7 @@ fn a_tail_does_not_delay_a_fast_shutdown_of_postgres() {
         .variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "300s");
     let mut tail = tail.start();
     wait_following(&sql);
-    world.emit(&sql, "a");
-    eventually(
-        "it is printed",
-        ARRIVAL,
-        || records(&tail.log()).len(),
-        |printed| *printed == 1,
-    );
+    wait_printing(&world, &sql, &tail);
     postgres.stop_fast(LIMIT);
     assert_eq!(tail.wait_exit(EXIT), Some(10), "{}", tail.log());
 }
