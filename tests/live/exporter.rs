@@ -1,12 +1,10 @@
 //! docs/reference/metrics.md: what a relay and `walrelay exporter` show of a slot and its rows.
 
-use std::time::Duration;
-
 use crate::support::proxy::Proxy;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::{Postgres, free_port};
 use crate::support::wait::eventually;
-use crate::support::world::World;
+use crate::support::world::{ARRIVAL, World};
 
 const OUTBOX: &str = r#"
 [outbox]
@@ -14,8 +12,6 @@ pending = "status = 'NEW'"
 mark = "status = 'SENT'"
 failed = "status = 'FAILED'"
 "#;
-/// Slot and rows are looked at every ten seconds.
-const LOOKED: Duration = Duration::from_secs(40);
 
 #[track_caller]
 fn shows(relay: &Relay, samples: &[(&str, f64)]) {
@@ -26,7 +22,7 @@ fn shows(relay: &Relay, samples: &[(&str, f64)]) {
             .collect::<Vec<_>>()
     };
     let expected: Vec<_> = samples.iter().map(|(_, value)| Some(*value)).collect();
-    eventually("these samples", LOOKED, all, |values| *values == expected);
+    eventually("these samples", ARRIVAL, all, |values| *values == expected);
 }
 
 #[test]
@@ -99,7 +95,7 @@ fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
     let count = || exporter.metric(unpublished);
     locker.run("set idle_in_transaction_session_timeout = '60s'");
     locker.run("begin; lock table outbox in access exclusive mode");
-    eventually("the count is absent", LOOKED, count, Option::is_none);
+    eventually("the count is absent", ARRIVAL, count, Option::is_none);
     assert_eq!(
         exporter.metric("walrelay_slot_active"),
         Some(0.0),
@@ -107,7 +103,7 @@ fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
         exporter.metrics()
     );
     locker.run("rollback");
-    eventually("the count is back", LOOKED, count, |count| {
+    eventually("the count is back", ARRIVAL, count, |count| {
         *count == Some(1.0)
     });
     assert!(
@@ -128,7 +124,7 @@ fn an_exporter_that_cannot_read_the_slot_says_so_once_and_recovers() {
         .option("--database-url", &world.url_through(&proxy))
         .start();
     let failed = || exporter.metric(r#"walrelay_errors_total{kind="postgres_unreachable"}"#);
-    eventually("two looks failed", LOOKED, failed, |errors| {
+    eventually("two looks failed", ARRIVAL, failed, |errors| {
         *errors >= Some(2.0)
     });
     shows(
@@ -164,11 +160,11 @@ fn a_relay_without_kafka_shows_the_cause_and_the_wal_that_the_slot_retains() {
         .start();
     world.emit(&world.sql(), "a");
     let retained = || relay.metric("walrelay_retained_wal_bytes");
-    eventually("it is measured", LOOKED, retained, |bytes| {
+    eventually("it is measured", ARRIVAL, retained, |bytes| {
         *bytes > Some(0.0)
     });
     let failed = || relay.metric(r#"walrelay_errors_total{kind="bus_unreachable"}"#);
-    eventually("the error is counted", LOOKED, failed, |errors| {
+    eventually("the error is counted", ARRIVAL, failed, |errors| {
         *errors > Some(0.0)
     });
     let (_, page) = relay.get("/").expect("a page");

@@ -205,7 +205,7 @@ fn a_subscriber_without_a_stream_acks_nothing() {
     let Some(nats) = Nats::start() else { return };
     let world = world();
     let _subscriber = nats.subscribe("outbox.event.>");
-    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"300ms\"\n"));
+    let mut relay = ready(&with(&world, &nats, "ack_timeout = \"2s\"\n"));
     world.emit(&world.sql(), "a");
     let line = logged(&relay, "record_refused");
     assert!(

@@ -34,6 +34,7 @@ store = "postgres"
 #[track_caller]
 fn marked(postgres: &Postgres, brokers: &str) -> World {
     let world = World::keeping_on(postgres, brokers);
+    world.create_topics();
     world.sql().run(
         "alter table outbox add published_at timestamptz, add created_at timestamptz \
                      default now(); create table other (n int)",
@@ -410,7 +411,7 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
         "{}",
         told(&late)
     );
-    let mut pending = pending.option("--timeout", "120s").start();
+    let mut pending = pending.option("--timeout", "300s").start();
     let reader = world.wait_streaming();
     let mut relay = world.run().config_file(MARKED).start();
     assert_eq!(pending.wait_exit(EXIT), Some(13), "{}", pending.log());

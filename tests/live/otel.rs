@@ -155,7 +155,12 @@ impl Received {
             .resource_spans
             .into_iter()
             .flat_map(|of| of.scope_spans);
-        self.spans.extend(scopes.flat_map(|of| of.spans));
+        // Spans that were answered late come again.
+        for span in scopes.flat_map(|of| of.spans) {
+            if self.spans.iter().all(|known| known.span_id != span.span_id) {
+                self.spans.push(span);
+            }
+        }
         false
     }
 }

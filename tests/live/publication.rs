@@ -226,6 +226,7 @@ fn database_and_role_settings_change_no_record() {
 #[test]
 fn one_of_two_memberships_may_go_while_the_other_publishes_the_rows() {
     let world = World::keeping();
+    world.create_topics();
     let sql = world.sql();
     let of = &world.name;
     world.setup();
@@ -265,6 +266,7 @@ fn one_of_two_memberships_may_go_while_the_other_publishes_the_rows() {
 #[test]
 fn rows_of_a_time_without_inserts_are_read_from_the_table() {
     let world = World::keeping();
+    world.create_topics();
     world.setup();
     let mut relay = world.relay();
     let sql = world.sql();

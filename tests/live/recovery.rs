@@ -249,6 +249,7 @@ fn recovery_without_a_transaction_column_publishes_duplicates_and_loses_nothing(
 fn a_slot_loss_that_needs_a_decision_stops_with_the_choices() {
     // Nothing tells the order.
     let world = World::new();
+    world.create_topics();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
     world.wait_confirmed();
@@ -351,6 +352,7 @@ fn forget_confirmed(postgres: &Postgres, slot: &str) {
 fn a_slot_without_a_confirmed_lsn_is_replaced_as_a_lost_one() {
     let postgres = Postgres::private(17, &[]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.create_topics();
     world.setup();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");
@@ -482,6 +484,7 @@ fn an_automatic_relay_polls_until_a_slot_is_possible() {
 fn a_slot_over_max_retained_bytes_is_dropped_and_recreated() {
     let postgres = Postgres::private(15, &[]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.create_topics();
     world.setup();
     let budget = |what| {
         world

@@ -13,6 +13,7 @@ use crate::support::world::{ARRIVAL, World};
 /// A world that is set up, and a relay that has confirmed an event of it.
 fn relaying() -> (World, Sql, Relay) {
     let world = World::keeping();
+    world.create_topics();
     world.setup();
     let relay = world.relay();
     let sql = world.sql();

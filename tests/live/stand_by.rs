@@ -64,6 +64,7 @@ fn stands_by(node: &Node) {
 #[test]
 fn a_stand_by_waits_for_the_slot_and_takes_over() {
     let world = World::new();
+    world.create_topics();
     let mut one = Node::start(&world, "", "slot");
     one.relay.wait_ready();
     let walsender = world.wait_streaming();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use walrelay_lab::verify::Findings;
 
 /// The time limit of every wait without a limit of its own, on two cores that others use as well.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The pause between two checks is an eighth of the time so far, within these bounds. A check may
 /// cost a session.
@@ -64,14 +64,14 @@ pub(crate) fn eventually<T: Debug>(
 }
 
 /// Waits until a count is at `goal`, however long that takes. Panics at the caller when the count
-/// has not grown for twice [`LIMIT`]. For backlogs: a slow machine makes them longer.
+/// has not grown for [`LIMIT`]. For backlogs: a slow machine makes them longer.
 #[track_caller]
 pub(crate) fn grown(what: &str, goal: i64, count: impl FnMut() -> i64) {
     let most = most(goal, count);
     assert!(most >= goal, "{what}: {most} of {goal}, and no more come");
 }
 
-/// The largest count, at `goal` or when it has not grown for twice [`LIMIT`].
+/// The largest count, at `goal` or when it has not grown for [`LIMIT`].
 fn most(goal: i64, mut count: impl FnMut() -> i64) -> i64 {
     let mut most = i64::MIN;
     let mut since = Instant::now();
@@ -81,7 +81,7 @@ fn most(goal: i64, mut count: impl FnMut() -> i64) -> i64 {
             most = now;
             since = Instant::now();
         }
-        (most >= goal || since.elapsed() >= 2 * LIMIT).then_some(())
+        (most >= goal || since.elapsed() >= LIMIT).then_some(())
     });
     most
 }

@@ -108,7 +108,7 @@ fn stops_at_a_wrong_mark(team: &'static Team, mode: &str) {
     let mut relay = outbox
         .run(mode)
         .config_file(&wrong)
-        .option("--shutdown-timeout", "120s")
+        .option("--shutdown-timeout", "300s")
         .start();
     // Long before the time-out of a shutdown: there is nothing to wait for.
     assert_eq!(relay.wait_exit(EXIT), Some(2), "{}", relay.log());

@@ -47,8 +47,13 @@ pub(super) fn a_network_that_breaks_or_is_silent_loses_and_reorders_nothing<B: T
     let lines = lab.bus.lines_to(&proxy.address());
     let mut relay = ready(&lab.run_with(&lines, "").option("--on-error", "park"));
     let writers = lab.world.workload(&Plan::default());
+    let connected = || relay.metric("walrelay_connection_state{side=\"bus\"}");
     for fault in FAULTS {
         lab.wait_more(chance.i64(1..200));
+        // Records may arrive after a cut and before the next connection.
+        eventually("it is connected", ARRIVAL, connected, |state| {
+            *state == Some(1.0)
+        });
         let before = given_up(&relay);
         match fault {
             Fault::Cuts => {

@@ -19,6 +19,7 @@ fn poller(world: &World) -> Relay {
 #[test]
 fn a_table_rewritten_while_polled_loses_nothing() {
     let world = World::keeping();
+    world.create_topics();
     let mut relay = poller(&world);
     let sql = world.sql();
     let rewriter = world.sql();
