@@ -8,9 +8,11 @@ use serde::Serialize;
 use crate::cli::config::{self, Common};
 use crate::cli::output::Outcome;
 use crate::cli::slot_watch::SlotWatch;
+use crate::config::Bus;
 use crate::config::LogFormat;
 use crate::relay::stop::{Stop, on_signals};
-use crate::telemetry::{Metrics, Side, Telemetry, http, logging};
+use crate::telemetry::{Metrics, Telemetry, http, logging};
+use walrelay_core::readiness::Side;
 
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 
@@ -49,7 +51,7 @@ pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let listener = http::bind(keys.http.listen.unwrap_or(ADDRESS)).await?;
     let telemetry = Telemetry {
         metrics: Metrics::of_slot(),
-        ..Telemetry::new(keys.http.ready_within)
+        ..Telemetry::new(Bus::default(), keys.http.ready_within)
     };
     let source = settings.source()?;
     telemetry.metrics.relays(&source, "");

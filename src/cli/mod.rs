@@ -474,7 +474,7 @@ fn flags_for_remedies(file: &FileArgs, config: &Config, typed: &[Flag]) -> Vec<F
 async fn run(args: &RunArgs, typed: &[Flag]) -> Outcome {
     let config = configured(args, typed)?;
     let stop = on_signals()?;
-    let mut telemetry = Telemetry::new(config.http.ready_within).of_bus(config.sink.kind.bus());
+    let mut telemetry = Telemetry::new(config.sink.kind.bus(), config.http.ready_within);
     let pages = match config.http.listen {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,

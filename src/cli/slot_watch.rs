@@ -14,11 +14,11 @@ use crate::postgres::fault;
 use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
 use crate::postgres::sql::SqlSession;
-use crate::telemetry::health::ToDo;
+use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::{Metrics, RowState, SlotState};
-use crate::telemetry::{Side, Telemetry};
 use walrelay_core::config::{OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::readiness::{Side, ToDo};
 
 /// How often slot and rows are looked at, where that takes little time.
 const INTERVAL: Duration = Duration::from_secs(10);

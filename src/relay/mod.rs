@@ -18,6 +18,7 @@ use crate::upkeep::{self, bound};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::readiness::NotReady;
 use walrelay_core::stored::Stored;
 
 pub(crate) mod drain;
@@ -86,7 +87,8 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         relay.producer.end().await;
     }
     if let Err(error) = &result {
-        relay.telemetry.health.halted(&error.to_string());
+        let reason = NotReady::Halted(error.to_string());
+        relay.telemetry.health.tell("halted", Some(reason));
         relay.telemetry.failed(error);
     }
     result

@@ -2,10 +2,11 @@
 
 use crate::config::Config;
 use crate::sink::{AnySink, BusSink as _};
-use crate::telemetry::{Side, Telemetry};
+use crate::telemetry::Telemetry;
 use walrelay_core::config::{OnError, OutboxConfig};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy};
 use walrelay_core::position::Position;
+use walrelay_core::readiness::{NotReady, Side};
 use walrelay_core::sessions::{Refused, Resumed, Retry, TopicRefusal, WriteRefusal};
 
 /// The error to go on with.
@@ -42,7 +43,10 @@ pub(super) fn count(error: &Error, telemetry: &Telemetry) {
     }
     telemetry.connected(side, false);
     if error.kind() == Kind::PostgresUnwritable {
-        telemetry.health.unwritable(Some(error.clone()));
+        telemetry.health.tell(
+            "postgres_unwritable",
+            Some(NotReady::Unwritable(error.clone())),
+        );
     }
 }
 
@@ -88,22 +92,23 @@ fn refused_by(
     let wait_ms = wait.map(|wait| wait.as_millis());
     let fix = error.what_to_do();
     let health = &telemetry.health;
-    let name = Some(topic.to_owned());
+    let refused = Some(NotReady::TopicRefused(topic.to_owned()));
     match of {
         Refused::DeadLetters => {
             tracing::warn!(event = "dead_letter_refused", %slot, topic, %error, fix, tries, wait_ms,
                 "the dead-letter topic refuses a dead letter; all events wait until it accepts \
                  one");
-            health.dead_letters_refused(name);
+            let reason = NotReady::DeadLettersRefused(topic.to_owned());
+            health.tell("dead_letters_refused", Some(reason));
         }
         Refused::Positions => {
             tracing::warn!(event = "position_refused", %slot, topic, %error, fix, tries, wait_ms,
                 "the topic of the positions refuses this one; events are not published again for \
                  it");
-            health.topic_refused(name);
+            health.tell("topic_refused", refused);
         }
         Refused::Events => {
-            health.topic_refused(name.filter(|_| wait.is_some()));
+            health.tell("topic_refused", refused.filter(|_| wait.is_some()));
             tracing::warn!(event = "topic_refused", %slot, %error, fix, tries, wait_ms,
                 "a topic refuses records");
         }
@@ -139,7 +144,10 @@ pub(super) fn write_refused(
     telemetry.metrics.retry(Side::Postgres);
     telemetry.failed(error);
     if !refusal.is_passing {
-        telemetry.health.unwritable(Some(error.clone()));
+        telemetry.health.tell(
+            "postgres_unwritable",
+            Some(NotReady::Unwritable(error.clone())),
+        );
     }
     let slot = &config.source.slot;
     if !refusal.is_new {
@@ -158,7 +166,7 @@ pub(super) fn write_taken(refusals: Option<u32>, config: &Config, telemetry: &Te
     if let Some(tries) = refusals {
         tracing::info!(event = "write_back_resumed", slot = %config.source.slot, tries,
             "rows of published events are written again");
-        telemetry.health.unwritable(None);
+        telemetry.health.tell("postgres_unwritable", None);
     }
 }
 

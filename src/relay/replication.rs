@@ -46,6 +46,7 @@ use walrelay_core::ledger::confirm::Due;
 use walrelay_core::position::{Lsn, Position};
 
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
+use walrelay_core::readiness::NotReady;
 use walrelay_core::sessions::Ended;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
@@ -753,14 +754,15 @@ impl ReplicationLoop<'_> {
                 oldest_transaction_seconds = metrics.oldest_transaction_seconds.get(),
                 fix = HELD_BACK, "{news}");
         }
+        let reason = match verdict {
+            Verdict::Over { retained, max } => Some(NotReady::OverBudget(retained, max)),
+            Verdict::Within | Verdict::GiveUp => None,
+        };
         self.shared
             .process
             .telemetry
             .health
-            .over_budget(match verdict {
-                Verdict::Over { retained, max } => Some((retained, max)),
-                Verdict::Within | Verdict::GiveUp => None,
-            });
+            .tell("over_budget", reason);
         // Without that, the published rows would not be known.
         let stored = self.pipeline.confirm.stored_position();
         if verdict == Verdict::GiveUp
@@ -777,12 +779,12 @@ impl ReplicationLoop<'_> {
     /// next session begins anew.
     fn judge_synchronous(&mut self, found: &Synchronous) -> Result<()> {
         let is_synchronous = found.counts_relay();
-        let reason = is_synchronous.then(|| found.remedy());
+        let reason = is_synchronous.then(|| NotReady::SynchronousStandby(found.remedy()));
         self.shared
             .process
             .telemetry
             .health
-            .synchronous_standby(reason);
+            .tell("synchronous_standby", reason);
         if is_synchronous == self.pipeline.is_synchronous() {
             return Ok(());
         }

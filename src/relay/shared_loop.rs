@@ -31,9 +31,9 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, OldTransaction};
-use crate::telemetry::health::{ToDo, stalled_fix, wal_not_sent_fix};
+use crate::telemetry::health::{stalled_fix, wal_not_sent_fix};
 use crate::telemetry::otel::Spans;
-use crate::telemetry::{Flow, Metrics, NotReady, Telemetry};
+use crate::telemetry::{Flow, Metrics, Telemetry};
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::clock::now_us;
 use walrelay_core::error::{Disposition, Error, Kind, Result};
@@ -41,6 +41,7 @@ use walrelay_core::failpoint;
 use walrelay_core::parked::CLASSES;
 use walrelay_core::publisher::parked_index::RetryReport;
 use walrelay_core::publisher::{Counts, Publisher};
+use walrelay_core::readiness::{NotReady, ToDo};
 use walrelay_core::sessions::{Ended, RefusedWrites};
 use walrelay_core::sink::Connection;
 
@@ -212,7 +213,7 @@ impl<'a> SharedLoop<'a> {
         } = self.process;
         match input {
             SharedInput::Stop => {
-                telemetry.health.stopping();
+                telemetry.health.tell("stopping", Some(NotReady::Stopping));
                 let at_once = std::mem::replace(&mut self.stop_heard, true)
                     || self.process.stop.asked() == Stop::Now;
                 let grace = if at_once {
@@ -328,7 +329,7 @@ impl<'a> SharedLoop<'a> {
             publisher.counts.topics_taking += 1;
         }
         if !self.refused_writes.is_any() {
-            health.unwritable(None);
+            health.tell("postgres_unwritable", None);
         }
     }
 
@@ -529,10 +530,10 @@ pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Count
         }
     }
     if counts.dead_lettered > before.dead_lettered {
-        telemetry.health.dead_letters_refused(None);
+        telemetry.health.tell("dead_letters_refused", None);
     }
     if counts.topics_taking > before.topics_taking {
-        telemetry.health.topic_refused(None);
+        telemetry.health.tell("topic_refused", None);
     }
 }
 

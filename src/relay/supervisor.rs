@@ -23,9 +23,10 @@ use crate::relay::{drain, outage, replication, table};
 use crate::sink::{AnySink, BusSink as _};
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
-use crate::telemetry::{Side, Telemetry};
+use crate::telemetry::Telemetry;
 use crate::upkeep::parked::none_left_behind;
 use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
+use walrelay_core::readiness::{NotReady, Side};
 
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::left::Left;
@@ -287,8 +288,8 @@ impl Relay {
         // Another relay may have the slot from here on.
         self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
-        self.telemetry.health.over_budget(None);
-        self.telemetry.health.synchronous_standby(None);
+        self.telemetry.health.tell("over_budget", None);
+        self.telemetry.health.tell("synchronous_standby", None);
         self.is_all_confirmed = matches!(ended, Ok(Ended::Stopped));
         ended
     }
@@ -571,7 +572,9 @@ impl Relay {
                     && !pipeline.publisher.is_drained()
                     && stop.asked() == Stop::Drain =>
             {
-                self.telemetry.health.stopping();
+                self.telemetry
+                    .health
+                    .tell("stopping", Some(NotReady::Stopping));
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
                 tracing::info!(
                     event = "stopping_without_postgres",

@@ -1,9 +1,10 @@
 //! The relay's present work in words, for the status page and for systemd.
 
+use super::Telemetry;
 use super::health::{HELD_BACK, stalled_fix, wal_not_sent_fix};
-use super::{NotReady, Side, Telemetry};
 use walrelay_core::clock::now_us;
 use walrelay_core::error::Kind;
+use walrelay_core::readiness::{NotReady, Side};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -138,11 +139,12 @@ mod tests {
 
     use std::time::Duration;
 
-    use crate::telemetry::health::ToDo;
+    use crate::config::Bus;
+    use walrelay_core::readiness::ToDo;
 
     #[test]
     fn the_sql_that_frees_commits_is_the_remedy_and_not_the_reason() {
-        let telemetry = Telemetry::new(Duration::from_secs(30));
+        let telemetry = Telemetry::new(Bus::default(), Duration::from_secs(30));
         let reason = NotReady::SynchronousStandby("select 1".to_owned());
         assert_eq!(remedy(&reason, &telemetry).as_deref(), Some("select 1"));
         assert!(!reason.to_string().contains("select 1"));
@@ -150,7 +152,7 @@ mod tests {
 
     #[test]
     fn parked_events_are_not_said_to_be_in_the_bus() {
-        let telemetry = Telemetry::new(Duration::from_secs(30));
+        let telemetry = Telemetry::new(Bus::default(), Duration::from_secs(30));
         Side::ALL
             .into_iter()
             .for_each(|side| telemetry.connected(side, true));

@@ -26,11 +26,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::doing::remedy;
 use super::page::{ClosesAt, Page};
-use super::{BUS_BLOCKED, Side, Telemetry, connection_sample, intake_sample};
+use super::{BUS_BLOCKED, Telemetry, connection_sample, intake_sample};
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind, Result, with_causes};
 use walrelay_core::printable::printable;
 use walrelay_core::publisher::IntakeClosed;
+use walrelay_core::readiness::Side;
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -384,10 +385,10 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::config::Bus;
     use crate::config::{SourceConfig, StreamConfig};
     use crate::conninfo::ConnInfo;
-    use crate::telemetry::Side;
-    use crate::telemetry::health::ToDo;
+    use walrelay_core::readiness::ToDo;
     use walrelay_core::sink::Connection::Blocked;
 
     struct Server {
@@ -396,7 +397,7 @@ mod tests {
     }
 
     async fn start(limits: Limits) -> Server {
-        let telemetry = Telemetry::new(Duration::from_secs(30));
+        let telemetry = Telemetry::new(Bus::default(), Duration::from_secs(30));
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let served = telemetry.clone();
@@ -523,7 +524,7 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         tokio::spawn(serve_metrics(
             listener,
-            Telemetry::new(Duration::from_secs(30)),
+            Telemetry::new(Bus::default(), Duration::from_secs(30)),
         ));
         for path in ["/", "/events"] {
             let not_found = "not found; there are /metrics, /healthz and /readyz\n".to_owned();

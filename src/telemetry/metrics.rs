@@ -26,8 +26,8 @@ use prometheus_client::registry::{Metric, Registry};
 use serde::Deserialize;
 use strum::VariantArray;
 
+use super::name_of;
 use super::process::Process;
-use super::{NotReady, Side, name_of};
 use crate::config::SourceConfig;
 use crate::sink::linked_libraries;
 use walrelay_core::clock::now_us;
@@ -36,6 +36,7 @@ use walrelay_core::error::Kind;
 use walrelay_core::parked::{BEHIND, CLASSES};
 use walrelay_core::position::Lsn;
 use walrelay_core::publisher::IntakeClosed;
+use walrelay_core::readiness::{NotReady, Side};
 
 /// Upper bounds of the histograms, in seconds. They are fine in the range of a healthy relay.
 const SECONDS: [f64; 17] = [
@@ -885,7 +886,10 @@ mod tests {
     #[test]
     fn a_stand_by_has_no_lag_and_no_age_of_a_clean_up() {
         const CLEANED_UP: &str = "walrelay_clean_up_success_timestamp_seconds";
-        let telemetry = crate::telemetry::Telemetry::new(Duration::from_secs(30));
+        let telemetry = crate::telemetry::Telemetry::new(
+            crate::config::Bus::default(),
+            Duration::from_secs(30),
+        );
         let metrics = &telemetry.metrics;
         metrics.clean_up_begins(1_000_000);
         metrics.clean_up_begins(2_000_000);

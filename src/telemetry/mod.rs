@@ -19,7 +19,7 @@ use std::fmt;
 use std::time::Duration;
 
 use failures::Failures;
-pub use health::{HealthHandle, NotReady};
+pub use health::HealthHandle;
 pub use metrics::Metrics;
 use otel::Spans;
 pub(crate) use page::Page;
@@ -28,37 +28,8 @@ use tokio::sync::watch;
 use crate::config::Bus;
 use walrelay_core::error::Error;
 use walrelay_core::publisher::IntakeClosed;
+use walrelay_core::readiness::{NotReady, Side};
 use walrelay_core::sink::Connection;
-
-/// One of the two ends that the relay connects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Side {
-    /// The source.
-    Postgres,
-    /// The bus.
-    Bus,
-}
-
-impl Side {
-    /// Both ends, in the order of their metrics.
-    pub const ALL: [Side; 2] = [Side::Postgres, Side::Bus];
-
-    /// The name for a sentence.
-    pub(crate) const fn name_of(self, bus: Bus) -> &'static str {
-        match self {
-            Side::Postgres => "Postgres",
-            Side::Bus => bus.name,
-        }
-    }
-
-    /// The value of the label.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Side::Postgres => "postgres",
-            Side::Bus => "bus",
-        }
-    }
-}
 
 /// The name of a variant, as the command line has it.
 fn name_of<T: Copy + Into<&'static str>>(value: &T) -> String {
@@ -108,22 +79,17 @@ pub struct Telemetry {
 
 impl Telemetry {
     /// New metrics, and a health that is not ready until the relay reports.
-    pub fn new(ready_within: Duration) -> Self {
+    /// Texts name this bus.
+    pub fn new(bus: Bus, ready_within: Duration) -> Self {
         Telemetry {
             metrics: Metrics::new(),
-            health: HealthHandle::new(ready_within),
-            bus: Bus::default(),
+            health: HealthHandle::new(bus.name, ready_within),
+            bus,
             failures: Failures::default(),
             flows: watch::Sender::default(),
             stand_by_pids: watch::Sender::default(),
             spans: None,
         }
-    }
-
-    /// Texts name this bus.
-    pub(crate) fn of_bus(self, bus: Bus) -> Telemetry {
-        self.health.set_bus(bus);
-        Telemetry { bus, ..self }
     }
 
     /// Counts an error, whatever its consequence, and keeps it for the status page.
@@ -148,7 +114,8 @@ impl Telemetry {
         if holder.is_some() {
             self.metrics.stands_by();
         }
-        self.health.standing_by(holder);
+        self.health
+            .tell("standing_by", holder.map(NotReady::StandingBy));
     }
 
     /// The bus was connected or lost, or asks to wait, or no longer does.

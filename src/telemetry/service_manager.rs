@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
+use super::Telemetry;
 use super::doing::Doing;
-use super::{NotReady, Telemetry};
 use walrelay_core::printable::printable;
+use walrelay_core::readiness::NotReady;
 
 /// Between two notifications, unless the watchdog wants them sooner.
 const TICK: Duration = Duration::from_secs(1);
@@ -68,7 +69,9 @@ impl ServiceManager {
 
     /// Tells it that the relay stops, or why the relay has ended.
     pub(crate) fn tell_end(&mut self) {
-        self.telemetry.health.stopping();
+        self.telemetry
+            .health
+            .tell("stopping", Some(NotReady::Stopping));
         self.tell();
     }
 
@@ -118,10 +121,10 @@ impl ServiceManager {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Side;
-    use crate::telemetry::health::ToDo;
+    use crate::config::Bus;
     use walrelay_core::error::{Error, Kind};
     use walrelay_core::position::Lsn;
+    use walrelay_core::readiness::{Side, ToDo};
 
     struct Told {
         socket: UnixDatagram,
@@ -134,7 +137,7 @@ mod tests {
         let path = folder.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         let watchdog = Some(Duration::from_secs(60));
-        let telemetry = Telemetry::new(ready_within);
+        let telemetry = Telemetry::new(Bus::default(), ready_within);
         let manager = ServiceManager {
             socket: path.into(),
             watchdog,

@@ -5,13 +5,14 @@ use rdkafka::error::RDKafkaErrorCode::{self, *};
 use strum::VariantArray as _;
 
 use super::*;
+use crate::config::Bus;
 use crate::config::Config;
 use crate::config::layers::{Environment, Flags, Settings};
 use crate::relay::setup_of;
 use crate::relay::shared_loop::RETRY_INTERVAL;
 use crate::relay::stop::stop_channel;
 use crate::sink::kafka::faults::{Subject, explain, rows};
-use crate::telemetry::{NotReady, Telemetry};
+use crate::telemetry::Telemetry;
 use walrelay_core::config::DeliveryConfig;
 use walrelay_core::decode::Value;
 use walrelay_core::error::{Disposition, Kind};
@@ -21,6 +22,7 @@ use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Counts;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::write_back::WriteBack;
+use walrelay_core::readiness::NotReady;
 use walrelay_core::route::Record;
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 use walrelay_core::testing::COLUMNS;
@@ -188,7 +190,11 @@ fn relay(on_error: &str) -> Relay {
     let mut config = config(on_error);
     config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
     config.outboxes[0] = walrelay_core::testing::outbox();
-    Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
+    Relay::new(
+        config,
+        Telemetry::new(Bus::default(), Duration::from_secs(60)),
+    )
+    .unwrap()
 }
 
 /// Another producer's life begins.

@@ -6,12 +6,12 @@ use maud::{Markup, html};
 use strum::VariantArray as _;
 
 use super::snapshot::{DRAWN, LAG_BYTES, LAG_SECONDS, RETAINED, SAMPLE_SECONDS, Snapshot};
-use crate::telemetry::Side;
 use crate::telemetry::doing::{count, seconds};
 use crate::telemetry::{BUS_BLOCKED, connection_sample, intake_sample};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::NextCommand;
 use walrelay_core::publisher::IntakeClosed;
+use walrelay_core::readiness::Side;
 
 const WAL: &str = "walrelay_received_bytes_total";
 const ASSEMBLED: &str = "walrelay_assembled_events_total";

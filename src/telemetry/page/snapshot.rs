@@ -10,8 +10,9 @@ use jiff::Timestamp;
 
 use crate::telemetry::doing::Doing;
 use crate::telemetry::failures::Failure;
-use crate::telemetry::{Metrics, NotReady, Telemetry};
+use crate::telemetry::{Metrics, Telemetry};
 use walrelay_core::clock::now_us;
+use walrelay_core::readiness::NotReady;
 
 /// The pictures show so many samples; each has the highest of so many ticks, and a tick is a
 /// second.

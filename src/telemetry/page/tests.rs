@@ -1,9 +1,10 @@
 use super::snapshot::{SAMPLES_MAX, Snapshot};
 use super::*;
-use crate::telemetry::health::ToDo;
-use crate::telemetry::{Flow, Side};
+use crate::config::Bus;
+use crate::telemetry::Flow;
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::position::Lsn;
+use walrelay_core::readiness::{Side, ToDo};
 
 /// What the page shows after so many ticks.
 fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {
@@ -23,7 +24,7 @@ fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {
 
 /// Connected, and with a first report; not ready when nothing is acked for this long.
 fn connected(ready_within: Duration, has_work: bool) -> Telemetry {
-    let telemetry = Telemetry::new(ready_within);
+    let telemetry = Telemetry::new(Bus::default(), ready_within);
     Side::ALL
         .into_iter()
         .for_each(|side| telemetry.connected(side, true));
@@ -52,7 +53,7 @@ fn assert_shows(telemetry: &Telemetry, ticks: u64, texts: &[&str]) {
 
 #[test]
 fn a_relay_that_cannot_start_draws_nothing_and_shows_the_cause_and_the_fix() {
-    let telemetry = Telemetry::new(Duration::from_secs(30));
+    let telemetry = Telemetry::new(Bus::default(), Duration::from_secs(30));
     let nothing = [
         concat!(
             r#"<section class="wait" id="state" role="status">"#,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 use tokio_util::task::AbortOnDropHandle;
-use walrelay::config::{Environment, Settings};
+use walrelay::config::{Bus, Environment, Settings};
 use walrelay::relay;
 use walrelay::relay::stop::{Stop, stop_channel};
 use walrelay::telemetry::Telemetry;
@@ -157,7 +157,7 @@ async fn run_against(
     // Dropping the task abandons the relay where it is, as a crash does.
     let relay = Box::pin(relay::run(
         settings.config(false)?,
-        Telemetry::new(Duration::from_secs(30)),
+        Telemetry::new(Bus::default(), Duration::from_secs(30)),
         stop,
     ));
     let relay = AbortOnDropHandle::new(tokio::spawn(relay));

@@ -1,0 +1,480 @@
+//! Whether the relay is ready, and why not (P9). It is computed for an instant, from the reports of
+//! the relay.
+//!
+//! *Ready* means: the relay delivers, or it has nothing to deliver as far as the server's WAL
+//! tells. Each reason why it is not ready is a [`NotReady`]. `/readyz`, the metrics, the status
+//! page, systemd and `walrelay status` use this one definition.
+//!
+//! The relay tells of most reasons, and withdraws them: [`Readiness::tell`]. The others follow from
+//! its connections and reports. It delivers while there is an ack or a confirmed LSN within
+//! `ready_within`. Where nothing is in flight, the server must send the WAL that it has: see
+//! [`ToDo`].
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::config::unit::human_bytes;
+use crate::error::Error;
+
+/// After so long without work, the refusal of a record or a dead letter is forgotten: its row is
+/// gone from the table.
+const GONE: Duration = Duration::from_secs(10);
+/// The codes of these.
+const REFUSALS: [&str; 2] = ["dead_letters_refused", "topic_refused"];
+
+/// One of the two ends that the relay connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The source.
+    Postgres,
+    /// The bus.
+    Bus,
+}
+
+impl Side {
+    /// Both ends, in the order of their metrics.
+    pub const ALL: [Side; 2] = [Side::Postgres, Side::Bus];
+
+    /// The value of the label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Side::Postgres => "postgres",
+            Side::Bus => "bus",
+        }
+    }
+}
+
+/// The reason why the relay is not ready, in the order of precedence. `Display` is one line for
+/// people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// The relay stopped for this cause, and an operator has to act.
+    #[error("halted: {0}")]
+    Halted(String),
+    /// The relay was told to stop.
+    #[error("told to stop")]
+    Stopping,
+    /// This other relay has the slot or the table.
+    #[error("standing by: {0}")]
+    StandingBy(String),
+    /// The relay has not been connected to both ends yet.
+    #[error("not connected to both ends yet")]
+    Starting,
+    /// Postgres counts the relay as a synchronous standby; the SQL that mends it.
+    #[error(
+        "commits of all sessions wait for this relay, which Postgres counts as a synchronous \
+         standby"
+    )]
+    SynchronousStandby(String),
+    /// This topic refuses dead letters, which blocks all later events.
+    #[error("topic {0} takes no dead letters, and everything behind them waits")]
+    DeadLettersRefused(String),
+    /// This topic refuses records, which blocks all events.
+    #[error(
+        "topic {0} refuses records, and everything waits for it; the log says why, and what to do"
+    )]
+    TopicRefused(String),
+    /// Postgres refuses what the relay writes: marks, deletes, parked events or the position.
+    #[error("Postgres refuses what the relay writes: {0}")]
+    Unwritable(Error),
+    /// The relay has lost the connection to this end, which is called so.
+    #[error("not connected to {1}")]
+    Disconnected(Side, &'static str),
+    /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
+    #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
+    OverBudget(u64, u64),
+    /// Events are in flight, and nothing was acked or confirmed for this long.
+    #[error("events wait, and none was acked for {} s", .0.as_secs())]
+    Stalled(Duration),
+    /// The server has WAL that the relay lacks, and has sent nothing of it for this long.
+    #[error("Postgres has WAL for the slot, and has sent nothing of it for {} s", .0.as_secs())]
+    WalNotSent(Duration),
+    /// The relay's loop has reported nothing for this long.
+    #[error("the relay's loop has reported nothing for {} s", .0.as_secs())]
+    Silent(Duration),
+}
+
+impl NotReady {
+    /// All codes, in the order of precedence: a reason hides those behind it.
+    pub const CODES: [&str; 14] = [
+        "halted",
+        "stopping",
+        "standing_by",
+        "starting",
+        "dead_letters_refused",
+        "topic_refused",
+        "postgres_unwritable",
+        "postgres_disconnected",
+        "bus_disconnected",
+        "synchronous_standby",
+        "over_budget",
+        "stalled",
+        "wal_not_sent",
+        "silent",
+    ];
+
+    /// A stable word for scripts: one of [`NotReady::CODES`].
+    pub const fn code(&self) -> &'static str {
+        match self {
+            NotReady::Halted(_) => "halted",
+            NotReady::Stopping => "stopping",
+            NotReady::StandingBy(_) => "standing_by",
+            NotReady::Starting => "starting",
+            NotReady::DeadLettersRefused(_) => "dead_letters_refused",
+            NotReady::TopicRefused(_) => "topic_refused",
+            NotReady::Unwritable(_) => "postgres_unwritable",
+            NotReady::Disconnected(Side::Postgres, _) => "postgres_disconnected",
+            NotReady::Disconnected(Side::Bus, _) => "bus_disconnected",
+            NotReady::SynchronousStandby(_) => "synchronous_standby",
+            NotReady::OverBudget(..) => "over_budget",
+            NotReady::Stalled(_) => "stalled",
+            NotReady::WalNotSent(_) => "wal_not_sent",
+            NotReady::Silent(_) => "silent",
+        }
+    }
+
+    fn precedence(&self) -> usize {
+        NotReady::CODES
+            .iter()
+            .position(|code| *code == self.code())
+            .unwrap_or_default()
+    }
+}
+
+/// What the relay has to do, as its loop sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToDo {
+    /// There is nothing to deliver.
+    Nothing,
+    /// Events are in flight.
+    Events {
+        /// There was an ack or a confirmed LSN since the last report.
+        progressed: bool,
+    },
+    /// Nothing is in flight, and the server has WAL that the relay lacks.
+    Wal {
+        /// The server has sent some since the last report.
+        progressed: bool,
+    },
+}
+
+/// What the relay told, and when. Holds a reason for each of [`NotReady::CODES`] at most.
+#[derive(Debug, Default)]
+pub struct Readiness {
+    /// Its name, for texts.
+    bus: &'static str,
+    ready_within: Duration,
+    connected: [bool; 2],
+    was_connected: bool,
+    /// What the last report said, and since when there is no progress.
+    waiting: Option<(ToDo, Instant)>,
+    heard_at: Option<Instant>,
+    idle_since: Option<Instant>,
+    /// By its code, what the relay told and has not withdrawn.
+    told: BTreeMap<&'static str, NotReady>,
+}
+
+impl Readiness {
+    /// A relay that is not ready, as it has reported nothing. `bus`: its name, for texts.
+    pub fn new(bus: &'static str, ready_within: Duration) -> Self {
+        Readiness {
+            bus,
+            ready_within,
+            ..Readiness::default()
+        }
+    }
+
+    /// An end was connected or lost.
+    pub fn connection(&mut self, side: Side, up: bool) {
+        let [postgres, bus] = &mut self.connected;
+        match side {
+            Side::Postgres => *postgres = up,
+            Side::Bus => *bus = up,
+        }
+        self.was_connected |= self.connected == [true; 2];
+    }
+
+    /// Tells of a reason; `None` withdraws the one with this code. A new reason needs nothing else
+    /// than its variant and code. `Halted` must hold no payload and no secret.
+    pub fn tell(&mut self, code: &'static str, reason: Option<NotReady>) {
+        debug_assert!(NotReady::CODES.contains(&code), "{code}");
+        if REFUSALS.contains(&code) {
+            self.idle_since = None;
+        }
+        match reason {
+            Some(reason) => self.told.insert(code, reason),
+            None => self.told.remove(code),
+        };
+    }
+
+    /// A report of the relay's loop at `now`.
+    ///
+    /// Call it several times in `ready_within`, also while idle: silence counts as a stall. Gives
+    /// [`NotReady::Stalled`] or [`NotReady::WalNotSent`] where that was not the reason at the last
+    /// report.
+    pub fn report(&mut self, now: Instant, to_do: ToDo) -> Option<NotReady> {
+        let waits =
+            |reason: &NotReady| matches!(reason, NotReady::Stalled(_) | NotReady::WalNotSent(_));
+        let last = self.heard_at.and_then(|at| self.not_ready(at));
+        let waited = last.as_ref().is_some_and(waits);
+        self.heard_at = Some(now);
+        let since = self.waiting.map(|(_, since)| since);
+        self.waiting = match to_do {
+            ToDo::Nothing => None,
+            ToDo::Events { progressed: false } | ToDo::Wal { progressed: false } => {
+                Some((to_do, since.unwrap_or(now)))
+            }
+            ToDo::Events { .. } | ToDo::Wal { .. } => Some((to_do, now)),
+        };
+        let has_events = matches!(to_do, ToDo::Events { .. });
+        self.idle_since = (!has_events).then(|| self.idle_since.unwrap_or(now));
+        if self
+            .idle_since
+            .is_some_and(|since| now.saturating_duration_since(since) > GONE)
+        {
+            self.told.retain(|code, _| !REFUSALS.contains(code));
+        }
+        self.not_ready(now)
+            .filter(|reason| !waited && waits(reason))
+    }
+
+    /// The reason why the relay is not ready at the instant `now`; `None` if it is ready.
+    pub fn not_ready(&self, now: Instant) -> Option<NotReady> {
+        let overdue = |since: Instant| {
+            let age = now.saturating_duration_since(since);
+            (age > self.ready_within).then_some(age)
+        };
+        let ends = Side::ALL.into_iter().zip(["Postgres", self.bus]);
+        let lost = ends.zip(self.connected).filter(|(_, up)| !up);
+        let waits = self.waiting.and_then(|(to_do, since)| {
+            overdue(since).map(|age| match to_do {
+                ToDo::Wal { .. } => NotReady::WalNotSent(age),
+                ToDo::Events { .. } | ToDo::Nothing => NotReady::Stalled(age),
+            })
+        });
+        let reasons = self.told.values().cloned();
+        let reasons = reasons.chain((!self.was_connected).then_some(NotReady::Starting));
+        let reasons = reasons
+            .chain(lost.map(|((side, name), _)| NotReady::Disconnected(side, name)))
+            .chain(waits);
+        let reasons = reasons.chain(self.heard_at.and_then(overdue).map(NotReady::Silent));
+        reasons
+            .min_by_key(NotReady::precedence)
+            .or(self.heard_at.is_none().then_some(NotReady::Starting))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    const WITHIN: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn every_reason_has_a_code_that_is_exposed() {
+        let text = || String::from("x");
+        let reasons = [
+            NotReady::Halted(text()),
+            NotReady::Stopping,
+            NotReady::StandingBy(text()),
+            NotReady::Starting,
+            NotReady::DeadLettersRefused(text()),
+            NotReady::TopicRefused(text()),
+            NotReady::Unwritable(Error::new(Kind::PostgresUnwritable, "x")),
+            NotReady::Disconnected(Side::Postgres, "Postgres"),
+            NotReady::Disconnected(Side::Bus, "Kafka"),
+            NotReady::SynchronousStandby(text()),
+            NotReady::OverBudget(2, 1),
+            NotReady::Stalled(WITHIN),
+            NotReady::WalNotSent(WITHIN),
+            NotReady::Silent(WITHIN),
+        ];
+        assert_eq!(reasons.map(|reason| reason.code()), NotReady::CODES);
+    }
+
+    fn connected() -> (Readiness, Instant) {
+        let mut relay = Readiness::new("Kafka", WITHIN);
+        relay.connection(Side::Postgres, true);
+        relay.connection(Side::Bus, true);
+        (relay, Instant::now())
+    }
+
+    fn reason(relay: &Readiness, now: Instant) -> Option<NotReady> {
+        relay.not_ready(now)
+    }
+
+    /// The report of a loop with events in flight.
+    const fn events(progressed: bool) -> ToDo {
+        ToDo::Events { progressed }
+    }
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_relay_is_not_ready_before_both_connections_and_its_first_report() {
+        let start = Instant::now();
+        let mut relay = Readiness::new("Kafka", WITHIN);
+        relay.report(start, ToDo::Nothing);
+        assert_eq!(reason(&relay, start), Some(NotReady::Starting));
+        relay.connection(Side::Postgres, true);
+        assert_eq!(reason(&relay, start), Some(NotReady::Starting));
+        relay.connection(Side::Bus, true);
+        assert_eq!(reason(&relay, start), None);
+        let (unheard, now) = connected();
+        assert_eq!(reason(&unheard, now), Some(NotReady::Starting));
+    }
+
+    #[test]
+    fn refused_dead_letters_make_the_relay_unready_until_one_is_accepted_or_none_left() {
+        let (mut relay, start) = connected();
+        let at = |second| start + seconds(second);
+        let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
+        relay.tell("dead_letters_refused", refused());
+        // Between two attempts there is no work for a moment.
+        for second in 0..60 {
+            relay.report(
+                at(second),
+                if second % 10 == 0 {
+                    events(true)
+                } else {
+                    ToDo::Nothing
+                },
+            );
+            assert_eq!(reason(&relay, at(second)), refused());
+        }
+        relay.tell("dead_letters_refused", None);
+        assert_eq!(reason(&relay, at(60)), None);
+        relay.tell("dead_letters_refused", refused());
+        for second in 60..=70 {
+            relay.report(at(second), ToDo::Nothing);
+        }
+        assert_eq!(reason(&relay, at(70)), refused());
+        relay.report(at(71), ToDo::Nothing);
+        assert_eq!(reason(&relay, at(71)), None);
+    }
+
+    #[test]
+    fn a_refusing_topic_makes_the_relay_unready_between_and_during_attempts() {
+        let (mut relay, start) = connected();
+        let refused = || Some(NotReady::TopicRefused("orders".to_owned()));
+        relay.tell("topic_refused", refused());
+        for second in 0..60 {
+            let now = start + seconds(second);
+            let is_tried = second % 20 < 10;
+            relay.connection(Side::Bus, is_tried);
+            if is_tried {
+                relay.report(now, events(second % 20 == 0));
+            }
+            assert_eq!(reason(&relay, now), refused());
+        }
+        relay.tell("topic_refused", None);
+        assert_eq!(reason(&relay, start).unwrap().code(), "bus_disconnected");
+    }
+
+    #[test]
+    fn an_idle_relay_that_reports_stays_ready_and_a_silent_one_does_not() {
+        let (mut relay, start) = connected();
+        for second in (0..3600).step_by(10) {
+            let now = start + seconds(second);
+            relay.report(now, ToDo::Nothing);
+            assert_eq!(reason(&relay, now), None);
+        }
+        assert_eq!(reason(&relay, start + seconds(3590) + WITHIN), None);
+        assert_eq!(
+            reason(&relay, start + seconds(3591) + WITHIN),
+            Some(NotReady::Silent(seconds(31)))
+        );
+    }
+
+    #[test]
+    fn a_relay_with_events_in_flight_and_no_acks_is_stalled_despite_its_reports() {
+        let (mut relay, start) = connected();
+        relay.report(start, events(true));
+        for second in 1..=31 {
+            relay.report(start + seconds(second), events(false));
+        }
+        assert_eq!(reason(&relay, start + WITHIN), None);
+        assert_eq!(
+            reason(&relay, start + seconds(31)),
+            Some(NotReady::Stalled(seconds(31)))
+        );
+        relay.report(start + seconds(32), events(true));
+        assert_eq!(
+            reason(&relay, start + seconds(32)),
+            None,
+            "an ack ends the stall"
+        );
+
+        // The next stall begins with the work, not with the last ack before it.
+        relay.report(start + seconds(33), ToDo::Nothing);
+        let work = start + seconds(1000);
+        relay.report(work, events(false));
+        assert_eq!(reason(&relay, work + WITHIN), None);
+        assert!(matches!(
+            reason(&relay, work + WITHIN + WITHIN),
+            Some(NotReady::Stalled(_))
+        ));
+    }
+
+    #[test]
+    fn a_server_that_sends_nothing_of_its_wal_makes_the_relay_unready_until_it_goes_on() {
+        let (mut relay, start) = connected();
+        let wal = |relay: &mut Readiness, second, progressed| {
+            relay.report(start + seconds(second), ToDo::Wal { progressed });
+        };
+        for second in 0..60 {
+            wal(&mut relay, second, true);
+            assert_eq!(
+                reason(&relay, start + seconds(second)),
+                None,
+                "it decodes WAL of other tables"
+            );
+        }
+        (60..=90).for_each(|second| wal(&mut relay, second, false));
+        assert_eq!(
+            reason(&relay, start + seconds(90)),
+            Some(NotReady::WalNotSent(seconds(31)))
+        );
+        wal(&mut relay, 91, true);
+        assert_eq!(reason(&relay, start + seconds(91)), None);
+        (92..=130).for_each(|second| wal(&mut relay, second, false));
+        relay.report(start + seconds(131), events(true));
+        assert_eq!(reason(&relay, start + seconds(131)), None, "events arrived");
+    }
+
+    #[test]
+    fn a_disconnect_a_stand_by_a_stop_and_a_halt_each_make_the_relay_unready() {
+        let (mut relay, now) = connected();
+        relay.report(now, ToDo::Nothing);
+        relay.connection(Side::Bus, false);
+        assert_eq!(
+            reason(&relay, now),
+            Some(NotReady::Disconnected(Side::Bus, "Kafka"))
+        );
+        relay.connection(Side::Bus, true);
+        assert_eq!(reason(&relay, now), None);
+        relay.tell(
+            "standing_by",
+            Some(NotReady::StandingBy("backend pid 7".to_owned())),
+        );
+        assert_eq!(
+            reason(&relay, now).map(|reason| reason.code()),
+            Some("standing_by")
+        );
+        relay.tell("standing_by", None);
+        assert_eq!(reason(&relay, now), None);
+        relay.tell("stopping", Some(NotReady::Stopping));
+        assert_eq!(reason(&relay, now), Some(NotReady::Stopping));
+        relay.tell(
+            "halted",
+            Some(NotReady::Halted("the slot is gone".to_owned())),
+        );
+        assert_eq!(
+            reason(&relay, now).map(|reason| reason.to_string()),
+            Some("halted: the slot is gone".to_owned())
+        );
+    }
+}
