@@ -88,7 +88,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     }
     if let Err(error) = &result {
         let reason = NotReady::Halted(error.to_string());
-        relay.telemetry.health.tell("halted", Some(reason));
+        relay.telemetry.health.tell(reason);
         relay.telemetry.failed(error);
     }
     result

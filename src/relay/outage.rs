@@ -43,10 +43,7 @@ pub(super) fn count(error: &Error, telemetry: &Telemetry) {
     }
     telemetry.connected(side, false);
     if error.kind() == Kind::PostgresUnwritable {
-        telemetry.health.tell(
-            "postgres_unwritable",
-            Some(NotReady::Unwritable(error.clone())),
-        );
+        telemetry.health.tell(NotReady::Unwritable(error.clone()));
     }
 }
 
@@ -92,23 +89,26 @@ fn refused_by(
     let wait_ms = wait.map(|wait| wait.as_millis());
     let fix = error.what_to_do();
     let health = &telemetry.health;
-    let refused = Some(NotReady::TopicRefused(topic.to_owned()));
+    let name = topic.to_owned();
     match of {
         Refused::DeadLetters => {
             tracing::warn!(event = "dead_letter_refused", %slot, topic, %error, fix, tries, wait_ms,
                 "the dead-letter topic refuses a dead letter; all events wait until it accepts \
                  one");
-            let reason = NotReady::DeadLettersRefused(topic.to_owned());
-            health.tell("dead_letters_refused", Some(reason));
+            health.tell(NotReady::DeadLettersRefused(name));
         }
         Refused::Positions => {
             tracing::warn!(event = "position_refused", %slot, topic, %error, fix, tries, wait_ms,
                 "the topic of the positions refuses this one; events are not published again for \
                  it");
-            health.tell("topic_refused", refused);
+            health.tell(NotReady::TopicRefused(name));
         }
         Refused::Events => {
-            health.tell("topic_refused", refused.filter(|_| wait.is_some()));
+            if wait.is_some() {
+                health.tell(NotReady::TopicRefused(name));
+            } else {
+                health.withdraw("topic_refused");
+            }
             tracing::warn!(event = "topic_refused", %slot, %error, fix, tries, wait_ms,
                 "a topic refuses records");
         }
@@ -144,10 +144,7 @@ pub(super) fn write_refused(
     telemetry.metrics.retry(Side::Postgres);
     telemetry.failed(error);
     if !refusal.is_passing {
-        telemetry.health.tell(
-            "postgres_unwritable",
-            Some(NotReady::Unwritable(error.clone())),
-        );
+        telemetry.health.tell(NotReady::Unwritable(error.clone()));
     }
     let slot = &config.source.slot;
     if !refusal.is_new {
@@ -166,7 +163,7 @@ pub(super) fn write_taken(refusals: Option<u32>, config: &Config, telemetry: &Te
     if let Some(tries) = refusals {
         tracing::info!(event = "write_back_resumed", slot = %config.source.slot, tries,
             "rows of published events are written again");
-        telemetry.health.tell("postgres_unwritable", None);
+        telemetry.health.withdraw("postgres_unwritable");
     }
 }
 

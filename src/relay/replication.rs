@@ -754,15 +754,11 @@ impl ReplicationLoop<'_> {
                 oldest_transaction_seconds = metrics.oldest_transaction_seconds.get(),
                 fix = HELD_BACK, "{news}");
         }
-        let reason = match verdict {
-            Verdict::Over { retained, max } => Some(NotReady::OverBudget(retained, max)),
-            Verdict::Within | Verdict::GiveUp => None,
-        };
-        self.shared
-            .process
-            .telemetry
-            .health
-            .tell("over_budget", reason);
+        let health = &self.shared.process.telemetry.health;
+        match verdict {
+            Verdict::Over { retained, max } => health.tell(NotReady::OverBudget(retained, max)),
+            Verdict::Within | Verdict::GiveUp => health.withdraw("over_budget"),
+        }
         // Without that, the published rows would not be known.
         let stored = self.pipeline.confirm.stored_position();
         if verdict == Verdict::GiveUp
@@ -779,12 +775,12 @@ impl ReplicationLoop<'_> {
     /// next session begins anew.
     fn judge_synchronous(&mut self, found: &Synchronous) -> Result<()> {
         let is_synchronous = found.counts_relay();
-        let reason = is_synchronous.then(|| NotReady::SynchronousStandby(found.remedy()));
-        self.shared
-            .process
-            .telemetry
-            .health
-            .tell("synchronous_standby", reason);
+        let health = &self.shared.process.telemetry.health;
+        if is_synchronous {
+            health.tell(NotReady::SynchronousStandby(found.remedy()));
+        } else {
+            health.withdraw("synchronous_standby");
+        }
         if is_synchronous == self.pipeline.is_synchronous() {
             return Ok(());
         }

@@ -213,7 +213,7 @@ impl<'a> SharedLoop<'a> {
         } = self.process;
         match input {
             SharedInput::Stop => {
-                telemetry.health.tell("stopping", Some(NotReady::Stopping));
+                telemetry.health.tell(NotReady::Stopping);
                 let at_once = std::mem::replace(&mut self.stop_heard, true)
                     || self.process.stop.asked() == Stop::Now;
                 let grace = if at_once {
@@ -329,7 +329,7 @@ impl<'a> SharedLoop<'a> {
             publisher.counts.topics_taking += 1;
         }
         if !self.refused_writes.is_any() {
-            health.tell("postgres_unwritable", None);
+            health.withdraw("postgres_unwritable");
         }
     }
 
@@ -530,10 +530,10 @@ pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Count
         }
     }
     if counts.dead_lettered > before.dead_lettered {
-        telemetry.health.tell("dead_letters_refused", None);
+        telemetry.health.withdraw("dead_letters_refused");
     }
     if counts.topics_taking > before.topics_taking {
-        telemetry.health.tell("topic_refused", None);
+        telemetry.health.withdraw("topic_refused");
     }
 }
 

@@ -288,8 +288,8 @@ impl Relay {
         // Another relay may have the slot from here on.
         self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
-        self.telemetry.health.tell("over_budget", None);
-        self.telemetry.health.tell("synchronous_standby", None);
+        self.telemetry.health.withdraw("over_budget");
+        self.telemetry.health.withdraw("synchronous_standby");
         self.is_all_confirmed = matches!(ended, Ok(Ended::Stopped));
         ended
     }
@@ -572,9 +572,7 @@ impl Relay {
                     && !pipeline.publisher.is_drained()
                     && stop.asked() == Stop::Drain =>
             {
-                self.telemetry
-                    .health
-                    .tell("stopping", Some(NotReady::Stopping));
+                self.telemetry.health.tell(NotReady::Stopping);
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
                 tracing::info!(
                     event = "stopping_without_postgres",

@@ -47,7 +47,7 @@ pub(crate) const HELD_BACK: &str = "end a transaction that has been open for lon
 pub struct HealthHandle(Arc<Mutex<Readiness>>);
 
 impl HealthHandle {
-    /// A health without reports: not ready. `bus`: its name, for texts.
+    /// A health without reports: not ready. `bus`: the name of the bus, for texts.
     pub fn new(bus: &'static str, ready_within: Duration) -> Self {
         HealthHandle(Arc::new(Mutex::new(Readiness::new(bus, ready_within))))
     }
@@ -62,9 +62,14 @@ impl HealthHandle {
         self.health().connection(side, up);
     }
 
-    /// Tells of a reason, or withdraws it: see [`Readiness::tell`].
-    pub fn tell(&self, code: &'static str, reason: Option<NotReady>) {
-        self.health().tell(code, reason);
+    /// Tells of a reason: see [`Readiness::tell`].
+    pub fn tell(&self, reason: NotReady) {
+        self.health().tell(reason);
+    }
+
+    /// Withdraws a reason: see [`Readiness::withdraw`].
+    pub fn withdraw(&self, code: &'static str) {
+        self.health().withdraw(code);
     }
 
     /// The reason why the relay is not ready now; `None` if it is ready.

@@ -385,8 +385,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::config::Bus;
-    use crate::config::{SourceConfig, StreamConfig};
+    use crate::config::{Bus, SourceConfig, StreamConfig};
     use crate::conninfo::ConnInfo;
     use walrelay_core::readiness::ToDo;
     use walrelay_core::sink::Connection::Blocked;

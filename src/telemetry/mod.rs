@@ -111,11 +111,12 @@ impl Telemetry {
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
         self.metrics.set_standing_by(holder.is_some());
-        if holder.is_some() {
+        if let Some(holder) = holder {
             self.metrics.stands_by();
+            self.health.tell(NotReady::StandingBy(holder));
+        } else {
+            self.health.withdraw("standing_by");
         }
-        self.health
-            .tell("standing_by", holder.map(NotReady::StandingBy));
     }
 
     /// The bus was connected or lost, or asks to wait, or no longer does.

@@ -69,9 +69,7 @@ impl ServiceManager {
 
     /// Tells it that the relay stops, or why the relay has ended.
     pub(crate) fn tell_end(&mut self) {
-        self.telemetry
-            .health
-            .tell("stopping", Some(NotReady::Stopping));
+        self.telemetry.health.tell(NotReady::Stopping);
         self.tell();
     }
 

@@ -93,7 +93,7 @@ fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
     // A lock that lasts hides the count and no other metric, and for no longer than it lasts.
     let locker = world.sql();
     let count = || exporter.metric(unpublished);
-    locker.run("set idle_in_transaction_session_timeout = '60s'");
+    locker.run("set idle_in_transaction_session_timeout = '300s'");
     locker.run("begin; lock table outbox in access exclusive mode");
     eventually("the count is absent", ARRIVAL, count, Option::is_none);
     assert_eq!(

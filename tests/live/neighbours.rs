@@ -72,7 +72,7 @@ fn a_locked_table_leaves_no_backend_of_a_session_that_has_ended() {
     let watcher = world.sql();
     world.emit(&locker, "a");
     world.wait_confirmed();
-    locker.run("set idle_in_transaction_session_timeout = '120s'");
+    locker.run("set idle_in_transaction_session_timeout = '300s'");
     locker.run("begin");
     world.emit(&locker, "b");
     locker.run("lock table outbox in access exclusive mode");

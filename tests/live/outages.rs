@@ -120,7 +120,7 @@ fn a_dead_and_a_frozen_broker_are_named() {
     world.emit(&sql, "a");
     // Sooner than an idle relay, which asks a broker once a minute.
     let log = || relay.log();
-    eventually("the log names it soon", LIMIT / 2, log, |log| {
+    eventually("the log names it soon", LIMIT / 4, log, |log| {
         log.contains("\"event\":\"bus_disconnected\"")
     });
     let signs = Signs {

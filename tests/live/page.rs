@@ -139,8 +139,8 @@ fn the_page_shows_the_figures_of_the_metrics_and_turns_with_an_outage() {
         "{}",
         relay.metrics()
     );
-    // An event each second: the second one after the report shows it at the latest. Some may be on
-    // their way.
+    // An event each second: the second one after the report shows it at the latest. Those of a
+    // few seconds may be on their way.
     let reported = viewer.seen();
     let turned = eventually(
         "the page turns",

@@ -373,7 +373,7 @@ fn events_for_a_missing_topic_are_retried_until_it_is_created() {
 }
 
 #[test]
-fn a_stop_during_the_first_try_at_a_missing_topic_takes_no_longer_than_the_try() {
+fn a_stop_during_the_first_try_at_a_missing_topic_does_not_wait_for_acks() {
     let world = World::new();
     let file = "[kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n";
     let run = parking(&world).config_file(file);

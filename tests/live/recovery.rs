@@ -565,7 +565,8 @@ fn a_promoted_standby_without_the_slot_is_recovered() {
     let standby = Postgres::standby_of(&primary);
     world.database_url = primary.url_of_either(&standby, &world.name);
     let mut relay = world.relay();
-    // A relay remembers 2,000 transactions between two snapshots.
+    // Slow writers: a relay remembers 2,000 transactions between two snapshots
+    // (`TRANSACTIONS_MAX`), and is to have them all.
     let writers = world.workload(&Plan {
         pause: Duration::from_millis(100),
         ..Plan::default()

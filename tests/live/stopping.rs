@@ -160,7 +160,7 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
     let mut relay = world
         .run()
         .option("--brokers", &brokers)
-        .option("--shutdown-timeout", "60s")
+        .option("--shutdown-timeout", "300s")
         .start();
     relay.wait_ready();
     let sql = world.sql();

@@ -1,4 +1,4 @@
-//! The decisions of walrelay about events, positions, sessions and the table.
+//! The decisions of walrelay about events, positions, sessions, the table and readiness.
 //!
 //! Inputs and outputs are values. A message of the slot, a row of the table, an ack, "stored" go
 //! in; a record to enqueue, a write to a row, a position to store, an LSN to confirm come out. The

@@ -19,7 +19,7 @@ use crate::error::Error;
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is
 /// gone from the table.
 const GONE: Duration = Duration::from_secs(10);
-/// The codes of these.
+/// Their codes.
 const REFUSALS: [&str; 2] = ["dead_letters_refused", "topic_refused"];
 
 /// One of the two ends that the relay connects.
@@ -48,38 +48,41 @@ impl Side {
 /// people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReady {
-    /// The relay stopped for this cause, and an operator has to act.
+    /// The relay stopped for this cause, and an operator has to act. HTTP shows the cause, which
+    /// must hold no payload and no secret.
     #[error("halted: {0}")]
     Halted(String),
     /// The relay was told to stop.
     #[error("told to stop")]
     Stopping,
-    /// This other relay has the slot or the table.
+    /// This other relay has the slot or the table, until this one has, or tries to.
     #[error("standing by: {0}")]
     StandingBy(String),
     /// The relay has not been connected to both ends yet.
     #[error("not connected to both ends yet")]
     Starting,
+    /// This topic refuses dead letters, which blocks all later events, until the topic takes one.
+    #[error("topic {0} takes no dead letters, and everything behind them waits")]
+    DeadLettersRefused(String),
+    /// This topic refuses records, which blocks all events, until the topic takes one, or its
+    /// events are given up.
+    #[error(
+        "topic {0} refuses records, and everything waits for it; the log says why, and what to do"
+    )]
+    TopicRefused(String),
+    /// Postgres refuses what the relay writes: marks, deletes, parked events or the position. Until
+    /// a write succeeds.
+    #[error("Postgres refuses what the relay writes: {0}")]
+    Unwritable(Error),
+    /// The relay has lost the connection to this end, which is called so.
+    #[error("not connected to {1}")]
+    Disconnected(Side, &'static str),
     /// Postgres counts the relay as a synchronous standby; the SQL that mends it.
     #[error(
         "commits of all sessions wait for this relay, which Postgres counts as a synchronous \
          standby"
     )]
     SynchronousStandby(String),
-    /// This topic refuses dead letters, which blocks all later events.
-    #[error("topic {0} takes no dead letters, and everything behind them waits")]
-    DeadLettersRefused(String),
-    /// This topic refuses records, which blocks all events.
-    #[error(
-        "topic {0} refuses records, and everything waits for it; the log says why, and what to do"
-    )]
-    TopicRefused(String),
-    /// Postgres refuses what the relay writes: marks, deletes, parked events or the position.
-    #[error("Postgres refuses what the relay writes: {0}")]
-    Unwritable(Error),
-    /// The relay has lost the connection to this end, which is called so.
-    #[error("not connected to {1}")]
-    Disconnected(Side, &'static str),
     /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
     #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
     OverBudget(u64, u64),
@@ -158,10 +161,10 @@ pub enum ToDo {
     },
 }
 
-/// What the relay told, and when. Holds a reason for each of [`NotReady::CODES`] at most.
-#[derive(Debug, Default)]
+/// What the relay told, and when. Holds at most one reason for each of [`NotReady::CODES`].
+#[derive(Debug)]
 pub struct Readiness {
-    /// Its name, for texts.
+    /// The name of the bus, for texts.
     bus: &'static str,
     ready_within: Duration,
     connected: [bool; 2],
@@ -175,12 +178,17 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// A relay that is not ready, as it has reported nothing. `bus`: its name, for texts.
+    /// A relay that is not ready, as it has reported nothing. `bus`: the name of the bus, for texts.
     pub fn new(bus: &'static str, ready_within: Duration) -> Self {
         Readiness {
             bus,
             ready_within,
-            ..Readiness::default()
+            connected: [false; 2],
+            was_connected: false,
+            waiting: None,
+            heard_at: None,
+            idle_since: None,
+            told: BTreeMap::new(),
         }
     }
 
@@ -194,17 +202,20 @@ impl Readiness {
         self.was_connected |= self.connected == [true; 2];
     }
 
-    /// Tells of a reason; `None` withdraws the one with this code. A new reason needs nothing else
-    /// than its variant and code. `Halted` must hold no payload and no secret.
-    pub fn tell(&mut self, code: &'static str, reason: Option<NotReady>) {
+    /// Tells of a reason, which counts until it is withdrawn. A new reason needs nothing else than
+    /// its variant and code.
+    pub fn tell(&mut self, reason: NotReady) {
+        self.withdraw(reason.code());
+        self.told.insert(reason.code(), reason);
+    }
+
+    /// Withdraws the reason with this code, where it was told.
+    pub fn withdraw(&mut self, code: &'static str) {
         debug_assert!(NotReady::CODES.contains(&code), "{code}");
         if REFUSALS.contains(&code) {
             self.idle_since = None;
         }
-        match reason {
-            Some(reason) => self.told.insert(code, reason),
-            None => self.told.remove(code),
-        };
+        self.told.remove(code);
     }
 
     /// A report of the relay's loop at `now`.
@@ -332,7 +343,7 @@ mod tests {
         let (mut relay, start) = connected();
         let at = |second| start + seconds(second);
         let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
-        relay.tell("dead_letters_refused", refused());
+        relay.tell(refused().unwrap());
         // Between two attempts there is no work for a moment.
         for second in 0..60 {
             relay.report(
@@ -345,9 +356,9 @@ mod tests {
             );
             assert_eq!(reason(&relay, at(second)), refused());
         }
-        relay.tell("dead_letters_refused", None);
+        relay.withdraw("dead_letters_refused");
         assert_eq!(reason(&relay, at(60)), None);
-        relay.tell("dead_letters_refused", refused());
+        relay.tell(refused().unwrap());
         for second in 60..=70 {
             relay.report(at(second), ToDo::Nothing);
         }
@@ -360,7 +371,7 @@ mod tests {
     fn a_refusing_topic_makes_the_relay_unready_between_and_during_attempts() {
         let (mut relay, start) = connected();
         let refused = || Some(NotReady::TopicRefused("orders".to_owned()));
-        relay.tell("topic_refused", refused());
+        relay.tell(refused().unwrap());
         for second in 0..60 {
             let now = start + seconds(second);
             let is_tried = second % 20 < 10;
@@ -370,7 +381,7 @@ mod tests {
             }
             assert_eq!(reason(&relay, now), refused());
         }
-        relay.tell("topic_refused", None);
+        relay.withdraw("topic_refused");
         assert_eq!(reason(&relay, start).unwrap().code(), "bus_disconnected");
     }
 
@@ -393,14 +404,19 @@ mod tests {
     fn a_relay_with_events_in_flight_and_no_acks_is_stalled_despite_its_reports() {
         let (mut relay, start) = connected();
         relay.report(start, events(true));
-        for second in 1..=31 {
-            relay.report(start + seconds(second), events(false));
+        for second in 1..=30 {
+            assert_eq!(relay.report(start + seconds(second), events(false)), None);
         }
+        let stalled = NotReady::Stalled(seconds(31));
+        let news = relay.report(start + seconds(31), events(false));
+        assert_eq!(news, Some(stalled));
         assert_eq!(reason(&relay, start + WITHIN), None);
         assert_eq!(
             reason(&relay, start + seconds(31)),
             Some(NotReady::Stalled(seconds(31)))
         );
+        let told_once = relay.report(start + seconds(31), events(false));
+        assert_eq!(told_once, None);
         relay.report(start + seconds(32), events(true));
         assert_eq!(
             reason(&relay, start + seconds(32)),
@@ -456,22 +472,16 @@ mod tests {
         );
         relay.connection(Side::Bus, true);
         assert_eq!(reason(&relay, now), None);
-        relay.tell(
-            "standing_by",
-            Some(NotReady::StandingBy("backend pid 7".to_owned())),
-        );
+        relay.tell(NotReady::StandingBy("backend pid 7".to_owned()));
         assert_eq!(
             reason(&relay, now).map(|reason| reason.code()),
             Some("standing_by")
         );
-        relay.tell("standing_by", None);
+        relay.withdraw("standing_by");
         assert_eq!(reason(&relay, now), None);
-        relay.tell("stopping", Some(NotReady::Stopping));
+        relay.tell(NotReady::Stopping);
         assert_eq!(reason(&relay, now), Some(NotReady::Stopping));
-        relay.tell(
-            "halted",
-            Some(NotReady::Halted("the slot is gone".to_owned())),
-        );
+        relay.tell(NotReady::Halted("the slot is gone".to_owned()));
         assert_eq!(
             reason(&relay, now).map(|reason| reason.to_string()),
             Some("halted: the slot is gone".to_owned())

@@ -5,9 +5,8 @@ use rdkafka::error::RDKafkaErrorCode::{self, *};
 use strum::VariantArray as _;
 
 use super::*;
-use crate::config::Bus;
-use crate::config::Config;
 use crate::config::layers::{Environment, Flags, Settings};
+use crate::config::{Bus, Config};
 use crate::relay::setup_of;
 use crate::relay::shared_loop::RETRY_INTERVAL;
 use crate::relay::stop::stop_channel;

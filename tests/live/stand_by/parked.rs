@@ -53,7 +53,7 @@ fn nothing_old_comes_late(lose: impl FnOnce(&World, &mut Relay), wake: impl FnOn
         |stands| *stands,
     );
 
-    // Of what is sent at once Kafka takes what is on the wire, and its answers do not come. They
+    // Of what is sent at once Kafka takes what librdkafka sends, and its answers do not come. They
     // are slow before, so that there is much left: whenever they cease, what is sent then waits for
     // them, or what is sent next does.
     kafka.set(
