@@ -1,8 +1,10 @@
 //! The readiness of the relay, shared by what tells it and what shows it; and the remedies of the
 //! reasons.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::config::Bus;
 use walrelay_core::error::{NextCommand, Remedy};
@@ -54,33 +56,27 @@ impl HealthHandle {
 
     /// A report of the relay's loop: see [`Readiness::report`].
     pub fn report(&self, to_do: ToDo) -> Option<NotReady> {
-        self.health().report(Instant::now(), to_do)
+        self.0.lock().report(Instant::now(), to_do)
     }
 
     /// An end was connected or lost.
     pub fn connection(&self, side: Side, up: bool) {
-        self.health().connection(side, up);
+        self.0.lock().connection(side, up);
     }
 
     /// Tells of a reason: see [`Readiness::tell`].
     pub fn tell(&self, reason: NotReady) {
-        self.health().tell(reason);
+        self.0.lock().tell(reason);
     }
 
     /// Withdraws a reason: see [`Readiness::withdraw`].
     pub fn withdraw(&self, code: &'static str) {
-        self.health().withdraw(code);
+        self.0.lock().withdraw(code);
     }
 
     /// The reason why the relay is not ready now; `None` if it is ready.
     pub(crate) fn not_ready(&self) -> Option<NotReady> {
-        self.health().not_ready(Instant::now())
-    }
-
-    fn health(&self) -> MutexGuard<'_, Readiness> {
-        // A panic elsewhere can leave one of several assignments undone. The next report repeats
-        // it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().not_ready(Instant::now())
     }
 }
 

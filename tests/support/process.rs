@@ -142,6 +142,10 @@ impl Drop for Process {
     }
 }
 
+/// The time limit for a command that ends by itself. `rabbitmqctl` computes for two seconds, and
+/// each of ten at once on a busy machine for a minute.
+pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
+
 /// Runs a command to its end and returns its output. Panics with the output so far after
 /// `deadline`.
 #[track_caller]

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::guardian::run_directory;
-use super::process::{Process, output_at_terminal, output_of, unread_output_of};
+use super::process::{COMMAND_DEADLINE, Process, output_at_terminal, output_of, unread_output_of};
 use super::servers::free_port;
 use super::wait::{self, LIMIT, eventually};
 
@@ -23,9 +23,6 @@ const READY_DEADLINE: Duration = LIMIT;
 
 /// The signal of a process that ends at its failpoint.
 const SIGABRT: i32 = 6;
-
-/// The time limit for a command that ends by itself.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RelayCommand {

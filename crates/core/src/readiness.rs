@@ -311,10 +311,6 @@ mod tests {
         (relay, Instant::now())
     }
 
-    fn reason(relay: &Readiness, now: Instant) -> Option<NotReady> {
-        relay.not_ready(now)
-    }
-
     /// The report of a loop with events in flight.
     const fn events(progressed: bool) -> ToDo {
         ToDo::Events { progressed }
@@ -329,13 +325,13 @@ mod tests {
         let start = Instant::now();
         let mut relay = Readiness::new("Kafka", WITHIN);
         relay.report(start, ToDo::Nothing);
-        assert_eq!(reason(&relay, start), Some(NotReady::Starting));
+        assert_eq!(relay.not_ready(start), Some(NotReady::Starting));
         relay.connection(Side::Postgres, true);
-        assert_eq!(reason(&relay, start), Some(NotReady::Starting));
+        assert_eq!(relay.not_ready(start), Some(NotReady::Starting));
         relay.connection(Side::Bus, true);
-        assert_eq!(reason(&relay, start), None);
+        assert_eq!(relay.not_ready(start), None);
         let (unheard, now) = connected();
-        assert_eq!(reason(&unheard, now), Some(NotReady::Starting));
+        assert_eq!(unheard.not_ready(now), Some(NotReady::Starting));
     }
 
     #[test]
@@ -354,17 +350,17 @@ mod tests {
                     ToDo::Nothing
                 },
             );
-            assert_eq!(reason(&relay, at(second)), refused());
+            assert_eq!(relay.not_ready(at(second)), refused());
         }
         relay.withdraw("dead_letters_refused");
-        assert_eq!(reason(&relay, at(60)), None);
+        assert_eq!(relay.not_ready(at(60)), None);
         relay.tell(refused().unwrap());
         for second in 60..=70 {
             relay.report(at(second), ToDo::Nothing);
         }
-        assert_eq!(reason(&relay, at(70)), refused());
+        assert_eq!(relay.not_ready(at(70)), refused());
         relay.report(at(71), ToDo::Nothing);
-        assert_eq!(reason(&relay, at(71)), None);
+        assert_eq!(relay.not_ready(at(71)), None);
     }
 
     #[test]
@@ -379,10 +375,10 @@ mod tests {
             if is_tried {
                 relay.report(now, events(second % 20 == 0));
             }
-            assert_eq!(reason(&relay, now), refused());
+            assert_eq!(relay.not_ready(now), refused());
         }
         relay.withdraw("topic_refused");
-        assert_eq!(reason(&relay, start).unwrap().code(), "bus_disconnected");
+        assert_eq!(relay.not_ready(start).unwrap().code(), "bus_disconnected");
     }
 
     #[test]
@@ -391,11 +387,11 @@ mod tests {
         for second in (0..3600).step_by(10) {
             let now = start + seconds(second);
             relay.report(now, ToDo::Nothing);
-            assert_eq!(reason(&relay, now), None);
+            assert_eq!(relay.not_ready(now), None);
         }
-        assert_eq!(reason(&relay, start + seconds(3590) + WITHIN), None);
+        assert_eq!(relay.not_ready(start + seconds(3590) + WITHIN), None);
         assert_eq!(
-            reason(&relay, start + seconds(3591) + WITHIN),
+            relay.not_ready(start + seconds(3591) + WITHIN),
             Some(NotReady::Silent(seconds(31)))
         );
     }
@@ -410,16 +406,16 @@ mod tests {
         let stalled = NotReady::Stalled(seconds(31));
         let news = relay.report(start + seconds(31), events(false));
         assert_eq!(news, Some(stalled));
-        assert_eq!(reason(&relay, start + WITHIN), None);
+        assert_eq!(relay.not_ready(start + WITHIN), None);
         assert_eq!(
-            reason(&relay, start + seconds(31)),
+            relay.not_ready(start + seconds(31)),
             Some(NotReady::Stalled(seconds(31)))
         );
         let told_once = relay.report(start + seconds(31), events(false));
         assert_eq!(told_once, None);
         relay.report(start + seconds(32), events(true));
         assert_eq!(
-            reason(&relay, start + seconds(32)),
+            relay.not_ready(start + seconds(32)),
             None,
             "an ack ends the stall"
         );
@@ -428,9 +424,9 @@ mod tests {
         relay.report(start + seconds(33), ToDo::Nothing);
         let work = start + seconds(1000);
         relay.report(work, events(false));
-        assert_eq!(reason(&relay, work + WITHIN), None);
+        assert_eq!(relay.not_ready(work + WITHIN), None);
         assert!(matches!(
-            reason(&relay, work + WITHIN + WITHIN),
+            relay.not_ready(work + WITHIN + WITHIN),
             Some(NotReady::Stalled(_))
         ));
     }
@@ -444,21 +440,25 @@ mod tests {
         for second in 0..60 {
             wal(&mut relay, second, true);
             assert_eq!(
-                reason(&relay, start + seconds(second)),
+                relay.not_ready(start + seconds(second)),
                 None,
                 "it decodes WAL of other tables"
             );
         }
         (60..=90).for_each(|second| wal(&mut relay, second, false));
         assert_eq!(
-            reason(&relay, start + seconds(90)),
+            relay.not_ready(start + seconds(90)),
             Some(NotReady::WalNotSent(seconds(31)))
         );
         wal(&mut relay, 91, true);
-        assert_eq!(reason(&relay, start + seconds(91)), None);
+        assert_eq!(relay.not_ready(start + seconds(91)), None);
         (92..=130).for_each(|second| wal(&mut relay, second, false));
         relay.report(start + seconds(131), events(true));
-        assert_eq!(reason(&relay, start + seconds(131)), None, "events arrived");
+        assert_eq!(
+            relay.not_ready(start + seconds(131)),
+            None,
+            "events arrived"
+        );
     }
 
     #[test]
@@ -467,23 +467,23 @@ mod tests {
         relay.report(now, ToDo::Nothing);
         relay.connection(Side::Bus, false);
         assert_eq!(
-            reason(&relay, now),
+            relay.not_ready(now),
             Some(NotReady::Disconnected(Side::Bus, "Kafka"))
         );
         relay.connection(Side::Bus, true);
-        assert_eq!(reason(&relay, now), None);
+        assert_eq!(relay.not_ready(now), None);
         relay.tell(NotReady::StandingBy("backend pid 7".to_owned()));
         assert_eq!(
-            reason(&relay, now).map(|reason| reason.code()),
+            relay.not_ready(now).map(|reason| reason.code()),
             Some("standing_by")
         );
         relay.withdraw("standing_by");
-        assert_eq!(reason(&relay, now), None);
+        assert_eq!(relay.not_ready(now), None);
         relay.tell(NotReady::Stopping);
-        assert_eq!(reason(&relay, now), Some(NotReady::Stopping));
+        assert_eq!(relay.not_ready(now), Some(NotReady::Stopping));
         relay.tell(NotReady::Halted("the slot is gone".to_owned()));
         assert_eq!(
-            reason(&relay, now).map(|reason| reason.to_string()),
+            relay.not_ready(now).map(|reason| reason.to_string()),
             Some("halted: the slot is gone".to_owned())
         );
     }

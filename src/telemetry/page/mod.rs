@@ -9,7 +9,7 @@ mod render;
 mod snapshot;
 
 use std::convert::Infallible;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
@@ -21,6 +21,7 @@ use axum::{Extension, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::MissedTickBehavior;
@@ -95,7 +96,7 @@ impl Page {
             if self.latest.receiver_count() > 0 {
                 self.latest.send_replace(self.sections());
             }
-            self.history().tick(&self.telemetry, Instant::now());
+            self.history.lock().tick(&self.telemetry, Instant::now());
         }
     }
 
@@ -112,11 +113,7 @@ impl Page {
     }
 
     fn snapshot(&self) -> Snapshot {
-        Snapshot::take(&self.telemetry, &mut self.history(), Instant::now())
-    }
-
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        Snapshot::take(&self.telemetry, &mut self.history.lock(), Instant::now())
     }
 }
 

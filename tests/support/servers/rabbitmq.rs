@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use super::{free_port, logs_to};
 use crate::support::guardian::run_directory;
-use crate::support::process::{Process, output_of};
+use crate::support::process::{COMMAND_DEADLINE, Process, output_of};
 use crate::support::wait;
 
 const START_DEADLINE: Duration = Duration::from_secs(180);
-/// `rabbitmqctl` computes for two seconds, and each of ten at once on a busy machine for a minute.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
 const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
 /// Small enough for a test to exceed, and large enough for all others.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 400_000;
