@@ -200,9 +200,6 @@ described as (
 )
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
-    -- As in pair.sql: the publication is of the version that this snapshot sees.
-    'snapshot', pg_catalog.pg_current_snapshot()::text,
-    'wal_end', case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn() end,
     'publication', (
         select pub.attributes || pg_catalog.jsonb_build_object(
             'oid', pub.oid::bigint,

@@ -2,7 +2,7 @@
 -- is gone. One row.
 -- Postgres takes the statement's snapshot before it evaluates an expression. So each transaction visible in the snapshot had
 -- written its commit record before the read of the end. And no row that is visible was written after a change of the
--- publication that is not.
+-- publication that is not, unless its transaction became visible before one with an earlier commit record.
 select pg_catalog.pg_current_snapshot()::text || ' ' || pg_catalog.pg_current_wal_insert_lsn()::text || ' ' || coalesce((
     select p.xmin::text
     from pg_catalog.pg_publication p

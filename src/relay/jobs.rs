@@ -19,7 +19,7 @@ use crate::relay::shared_loop::Job;
 use crate::relay::store::AnyStore;
 use crate::sink::{AnySink, BusSink as _, TailReader};
 use crate::source::control::{Control, PendingRow, WalPosition};
-use crate::source::watch::{Fingerprint, Look, Versioned};
+use crate::source::watch::{Fingerprint, Look};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{SlotName, TableName};
 use walrelay_core::error::{Error, Kind, Result};
@@ -28,6 +28,7 @@ use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::delivered_before::{DeliveredBefore, Tail};
+use walrelay_core::stream_record::Versioned;
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
@@ -172,7 +173,7 @@ impl Jobs {
         let control = session.control.clone();
         let before = session.fingerprints.clone();
         let config = config.clone();
-        let known = session.start.identity.publication_version.clone();
+        let known = session.start.record.publication_version().to_owned();
         self.begin(Task::Look, async move {
             Done::Looked(look(control, before, config, &known).await, then_store)
         });
@@ -184,7 +185,7 @@ impl Jobs {
         if self.paired_at != acked && self.is_due(Task::Pair, now) {
             self.next.insert(Task::Pair, now + PAIR_INTERVAL);
             let control = session.control.clone();
-            let memberships = session.start.identity.membership_oids.clone();
+            let memberships = session.start.record.stored.membership_oids.clone();
             self.begin(Task::Pair, async move {
                 Done::Paired(control.take_pair(memberships).await)
             });
@@ -240,7 +241,7 @@ impl Jobs {
         let Some(mut store) = session.start.store.take() else {
             return;
         };
-        let stored = session.stored_at(position, published);
+        let stored = session.start.record.at(position, published);
         self.begin(Task::Store, async move {
             failpoint::reached("storing");
             let result = store.store(&stored).await;
@@ -289,6 +290,7 @@ async fn look(
             .ask(async move |session| Ok(can_go_on(session.client(), &config).await))
             .await?;
         look.unreadable = why_unreadable(readable)?;
+        look.next_xid = control.next_xid().await?;
     }
     Ok(look)
 }

@@ -25,14 +25,11 @@ use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
 use crate::source::control::{PendingRow, WalPosition};
 use crate::source::synchronous::Synchronous;
-use crate::source::watch::{
-    Look, Versioned, altered_and_unread, compare, looks_as_before, notices,
-};
+use crate::source::watch::{Look, altered_and_unread, compare, looks_as_before, notices};
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::telemetry::health::HELD_BACK;
 use walrelay_core::clock::now_us;
 
-use walrelay_core::catch_up::{CatchUp, Rows};
 use walrelay_core::decode::Other;
 
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
@@ -48,6 +45,7 @@ use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 use walrelay_core::readiness::NotReady;
 use walrelay_core::sessions::Ended;
+use walrelay_core::stream_record::{PairUse, Versioned};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
 /// (P7).
@@ -95,7 +93,6 @@ pub(super) async fn run(
         },
         jobs: Jobs::new(now),
         catalog_unsound: false,
-        altered: None,
         requeued: RequeueDetector::of(config),
         rows_persist: RowsPersist::default(),
         retention: RetentionLimit::new(&config.source),
@@ -106,12 +103,9 @@ pub(super) async fn run(
     // What the session before knew counts until the first measurement.
     this.set_synchronous(this.pipeline.is_synchronous());
     // It was altered while no relay looked.
-    if this
-        .session
-        .fingerprints
-        .iter()
-        .any(|now| now.publication_version() != Some(this.known_version()))
-    {
+    if this.session.fingerprints.iter().any(|now| {
+        now.publication_version() != Some(this.session.start.record.publication_version())
+    }) {
         this.jobs.look_soon();
     }
     let ended = this.run().await;
@@ -127,9 +121,6 @@ struct ReplicationLoop<'a> {
     jobs: Jobs,
     /// Whether a look found the outbox changed or not published.
     catalog_unsound: bool,
-    /// The publication was altered. Once everything up to the pair's LSN is stored, the table is
-    /// read up to its snapshot.
-    altered: Option<Versioned>,
     /// None where rows do not say that they are pending.
     requeued: Option<RequeueDetector>,
     rows_persist: RowsPersist,
@@ -324,7 +315,14 @@ impl ReplicationLoop<'_> {
         let since = now - self.shared.epoch;
         let is_leaving = self.shared.leaving.is_some();
         match self.pipeline.due(since, is_leaving) {
-            Due::Nothing => {}
+            // A server that is idle sends nothing more to store a position for.
+            Due::Nothing => {
+                let stored = self.pipeline.confirm.stored_position();
+                if self.pipeline.is_settled() && self.session.start.record.is_reached(stored) {
+                    self.pipeline.store_begun(since);
+                    self.begin_store(stored);
+                }
+            }
             Due::Progress(position) => {
                 self.pipeline.store_begun(since);
                 self.begin_store(position);
@@ -357,7 +355,8 @@ impl ReplicationLoop<'_> {
             self.jobs
                 .begin_watch(&self.session, self.pipeline.publisher.marked(), every, now);
         }
-        if !self.is_altered() && self.pipeline.trail.wants_pair() {
+        let record = &self.session.start.record;
+        if record.wants_pair(&self.pipeline.trail) {
             self.jobs
                 .begin_pair(&self.session, self.pipeline.publisher.counts.acked, now);
         }
@@ -511,7 +510,7 @@ impl ReplicationLoop<'_> {
         }
         self.shared.stored(&mut self.pipeline.publisher);
         failpoint::reached("stored");
-        if self.session.start.identity.catch_up.is_some() {
+        if self.session.start.record.reads_table() {
             self.leave(
                 self.shared.process.config.shutdown.timeout,
                 Ok(Ended::Again),
@@ -527,25 +526,15 @@ impl ReplicationLoop<'_> {
         Ok(())
     }
 
-    /// The version of the publication up to which every row is in the stream.
-    fn known_version(&self) -> &str {
-        &self.session.start.identity.publication_version
-    }
-
-    /// Takes a pair whose snapshot sees the publication as it was. A later one may see rows that
-    /// were not published.
     fn paired(&mut self, taken: Versioned) {
-        if self.is_altered() {
-            return;
+        match self.session.start.record.took(taken) {
+            PairUse::Published(pair) => {
+                self.jobs.paired_at = self.pipeline.publisher.counts.acked;
+                self.pipeline.trail.took(pair.snapshot, pair.lsn);
+            }
+            PairUse::Look => self.jobs.look_soon(),
+            PairUse::Nothing => {}
         }
-        let is_same = taken.publication_version == self.known_version();
-        if !is_same && !self.session.fingerprints.is_empty() {
-            return self.jobs.look_soon();
-        }
-        self.jobs.paired_at = self.pipeline.publisher.counts.acked;
-        self.pipeline
-            .trail
-            .took(taken.pair.snapshot, taken.pair.lsn);
     }
 
     /// Judges a look at the catalogs.
@@ -560,8 +549,9 @@ impl ReplicationLoop<'_> {
             }
         }
         // One of several memberships may have gone: the rows were published all the while.
-        self.session.start.identity.membership_oids = memberships(&look.now);
-        if self.is_altered() || !look.is_altered(self.known_version()) {
+        let record = &mut self.session.start.record;
+        record.stored.membership_oids = memberships(&look.now);
+        if record.reads_table() || !look.is_altered(record.publication_version()) {
             return Ok(());
         }
         self.publication_altered(look, looks_same)
@@ -571,36 +561,35 @@ impl ReplicationLoop<'_> {
     /// a change that looks like none is a reason to stop.
     fn publication_altered(&mut self, look: &Look, looks_same: bool) -> Result<()> {
         let config = self.shared.process.config;
-        let identity = &mut self.session.start.identity;
+        let record = &mut self.session.start.record;
         let why = rules(config)
-            .why_unread(identity, self.pipeline.trail.is_known())
+            .why_unread(&record.stored, self.pipeline.trail.is_known())
             .map(str::to_owned)
             .or_else(|| look.unreadable.as_ref().map(ToString::to_string));
         let slot = &config.source.slot;
         let publication = &config.source.publication;
-        match (why, look.now.first(), look.versioned()) {
+        let version = look.publication_version().map(str::to_owned);
+        match (why, look.now.first(), version.zip(look.next_xid)) {
             (Some(why), Some(now), _) if looks_same => return Err(altered_and_unread(now, why)),
-            (Some(why), _, Some(now)) => {
+            (Some(why), _, Some((version, _))) => {
                 let verify = NextCommand::new("verify");
                 tracing::warn!(event = "publication_altered", %slot, publication, why,
                     "the publication was altered: if inserts were not published in between, rows \
                      of that time are missing from the stream; `{verify}` names them");
-                identity.publication_version = now.publication_version;
+                record.accept(version);
             }
-            (None, _, Some(now)) => {
-                tracing::warn!(event = "publication_altered", %slot, publication,
+            (None, _, Some((version, next_xid))) => {
+                let status = NextCommand::new("status");
+                tracing::warn!(event = "publication_altered", %slot, publication, next_xid,
                     "the publication was altered: rows of that time may be missing from the \
-                     stream; reading from the table what was not published");
-                self.altered = Some(now);
+                     stream; reading from the table what was not published, once the \
+                     transactions that are open now have ended; `{status}` names the oldest one");
+                record.altered(version, next_xid);
+                self.jobs.paired_at = u64::MAX;
             }
             (_, _, None) => {}
         }
         Ok(())
-    }
-
-    /// Whether rows may be missing from the stream, which the table is read for next.
-    fn is_altered(&self) -> bool {
-        self.altered.is_some() || self.session.start.identity.catch_up.is_some()
     }
 
     /// Stores `then_store` where the outbox is published as it was.
@@ -625,17 +614,7 @@ impl ReplicationLoop<'_> {
     fn begin_store(&mut self, position: Position) {
         self.pipeline.publisher.batches.seal();
         self.pipeline.publisher.transaction.committing = true;
-        let published = self.pipeline.trail.published(&position).cloned();
-        // Everything up to there is delivered: what the snapshot sees and is not published is
-        // missing from the stream.
-        if let Some(altered) = self
-            .altered
-            .take_if(|altered| altered.pair.lsn <= position.end_lsn)
-        {
-            let identity = &mut self.session.start.identity;
-            identity.catch_up = Some(CatchUp::new(Rows::Unpublished, Some(altered.pair.snapshot)));
-            identity.publication_version = altered.publication_version;
-        }
+        let published = self.pipeline.trail.published(&position);
         self.jobs
             .begin_store(&mut self.session, position, published);
     }
@@ -943,7 +922,7 @@ impl ReplicationLoop<'_> {
         let covered = ignored.covered.saturating_sub(before.covered);
         metrics.covered_events.inc_by(covered);
         if covered > 0 && !std::mem::replace(&mut statistics.is_covered_logged, true) {
-            let position = self.session.start.identity.position;
+            let position = self.session.start.record.stored.position;
             tracing::info!(event = "events_covered", slot = %self.shared.process.config.source.slot,
                 %position,
                 "the slot sends events from before the stored position, which counts them as \

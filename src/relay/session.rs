@@ -45,6 +45,7 @@ use walrelay_core::recovery::{TableStart, TableTask};
 use walrelay_core::sessions::TableReason;
 use walrelay_core::start::{Found, SlotNow, reconcile, stored_now};
 use walrelay_core::stored::Stored;
+use walrelay_core::stream_record::StreamRecord;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -143,18 +144,19 @@ impl Session {
             .table()
             .map(ToString::to_string)
             .unwrap_or_default();
-        tracing::warn!(event = "rows_deleted_early", slot = %self.start.identity.slot, table,
+        tracing::warn!(event = "rows_deleted_early", slot = %self.start.record.stored.slot, table,
             "rows are deleted right after they are written: if the slot is lost, events that were \
              not relayed are lost with it");
-        let known = std::mem::take(&mut self.start.identity.stream_only);
-        self.start.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
+        let known = std::mem::take(&mut self.start.record.stored.stream_only);
+        self.start.record.stored.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
     }
 
     /// Rows of this outbox's table do stay in it.
     pub(super) fn rows_stay(&mut self, of: &OutboxConfig) {
         let oid = self.table_oid(of);
         self.start
-            .identity
+            .record
+            .stored
             .stream_only
             .retain(|known| Some(*known) != oid);
     }
@@ -165,15 +167,6 @@ impl Session {
             .iter()
             .find(|now| now.is_of(table))?
             .table_oid()
-    }
-
-    /// What to store for `position`, at which `published` is known of the tables.
-    pub(super) fn stored_at(&self, position: Position, published: Option<Published>) -> Stored {
-        Stored {
-            position,
-            published,
-            ..self.start.identity.clone()
-        }
     }
 }
 
@@ -192,8 +185,8 @@ pub(super) struct Start {
     pub(super) store: Option<AnyStore>,
     /// This session's own producer, where it has one.
     pub(super) sink: Option<AnySink>,
-    /// The position to store at the start; its other fields go with every stored position.
-    pub(super) identity: Stored,
+    /// What is stored with each position; its own is that of the start.
+    pub(super) record: StreamRecord,
     /// The end of the log when the slot was ours.
     pub(super) wal_end: Lsn,
     pub(super) waiting: Vec<ParkedRef>,
@@ -264,7 +257,7 @@ impl Owned<'_> {
         Ok(Some(Start {
             store: Some(store),
             sink,
-            identity,
+            record: StreamRecord::new(identity),
             wal_end: now.wal_end,
             waiting,
             had_whole_table: loaded.is_none_or(|stored| stored.stream_only.is_empty()),

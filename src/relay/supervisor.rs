@@ -188,7 +188,7 @@ impl Relay {
             opened = self.open() => opened?,
         };
         match opened {
-            Opened::Stream(session) => self.stream(*session, stop).await,
+            Opened::Stream(session) => Box::pin(self.stream(*session, stop)).await,
             Opened::Table(why) => Box::pin(self.at_table(why, stop)).await,
         }
     }
@@ -228,16 +228,16 @@ impl Relay {
             self.producer.begin(sink);
         }
         self.config.state.adopt_slot = false;
-        let cluster_id = session.start.identity.cluster_id.clone();
+        let cluster_id = session.start.record.stored.cluster_id.clone();
         AnySink::expect_cluster(&mut self.config, cluster_id);
-        let start = session.start.identity.position;
-        let published = session.start.identity.published.clone();
+        let start = session.start.record.stored.position;
+        let published = session.start.record.stored.published.clone();
         if self.walsender_pid.replace(session.walsender_pid).is_some() {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         let mut pipeline = self.producer.enter(&self.config, start, published)?;
         pipeline.reconnected();
-        let server = &session.start.identity.server;
+        let server = &session.start.record.stored.server;
         pipeline
             .publisher
             .set_origin(&server.system_identifier, server.timeline);
@@ -261,7 +261,7 @@ impl Relay {
     async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
         let mut pipeline = self.enter(&mut session)?;
         self.telemetry.connected(Side::Postgres, true);
-        let start = session.start.identity.position;
+        let start = session.start.record.stored.position;
         outage::streaming(self.sessions.opened(), start, &self.config);
         let stored = pipeline.confirm.stored_position();
         let began = Instant::now();
@@ -326,12 +326,12 @@ impl Relay {
         if self.config.delivery.read_tails == ReadTails::Never || self.is_transactional() {
             return;
         }
-        let identity = &session.start.identity;
+        let stored = &session.start.record.stored;
         let outboxes = &self.config.outboxes;
         match DeliveredBefore::new(
             outboxes,
-            &identity.server,
-            identity.position,
+            &stored.server,
+            stored.position,
             session.start.wal_end,
         ) {
             Some(before) => pipeline.publisher.judge.before = Some(Box::new(before)),

@@ -8,9 +8,6 @@ use tokio_postgres::types::Type;
 
 use crate::postgres::query::{Param, QueryError, one_json};
 use walrelay_core::config::TableName;
-use walrelay_core::ledger::trail::Pair;
-use walrelay_core::position::Lsn;
-use walrelay_core::snapshot::Snapshot;
 use walrelay_core::template::ColumnType;
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
@@ -25,8 +22,6 @@ pub(crate) struct Catalogs {
     /// Base types, with the modifiers of domains, by OID: of domains, arrays of enums, and types of
     /// the tables' columns.
     pub base_types: HashMap<u32, ColumnType>,
-    /// The snapshot of the answer, and the end of the WAL after it; none on a standby.
-    pub pair: Option<Pair>,
 }
 
 /// The OIDs that publication and tables had before; 0: never seen.
@@ -39,8 +34,6 @@ pub(crate) struct Seen {
 #[derive(Deserialize)]
 struct Answer {
     backend_pid: i32,
-    snapshot: Snapshot,
-    wal_end: Option<Lsn>,
     publication: Option<Publication>,
     publication_now_called: Option<String>,
     tables: Vec<OfTable>,
@@ -222,8 +215,6 @@ impl From<Answer> for Catalogs {
     fn from(answer: Answer) -> Catalogs {
         let Answer {
             backend_pid,
-            snapshot,
-            wal_end,
             base_types,
             ..
         } = answer;
@@ -240,12 +231,10 @@ impl From<Answer> for Catalogs {
             other_tables: answer.other_tables.clone(),
             publications: answer.publications.clone(),
         };
-        let pair = wal_end.map(|lsn| Pair { snapshot, lsn });
         Catalogs {
             backend_pid,
             of_tables: tables.into_iter().map(catalog).collect(),
             base_types,
-            pair,
         }
     }
 }

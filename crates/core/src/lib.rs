@@ -12,8 +12,8 @@
 //! # Promises
 //!
 //! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/` break
-//! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P9
-//! and P12 to P14 (`promises.rs`).
+//! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P8 (in
+//! part), P9 and P12 to P14 (`promises.rs`).
 //!
 //! | promise | decided in | mutants |
 //! |---|---|---|
@@ -23,7 +23,7 @@
 //! | P3 nothing skipped | [`publisher::judge`], [`publisher::quarantine`], [`parked`] | 23, 37, 44, 48, 49, 90, 91, 93 |
 //! | P4 memory, P5 back-pressure | [`publisher`] (`intake.rs`), [`ledger`]; status updates by the program | 24, 25 |
 //! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives | 26 |
-//! | P7 shutdown, P8 silence, P10 stopping | the program | 27 to 31, 51, 96, 97 |
+//! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 112 |
 //! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | 36, 52, 67, 69, 106, 107 |
 //! | P11 hostile input | each parser here; [`printable`], [`secret`] | 32; tests `fuzzed_…` |
 //! | P12 the table | [`recovery`], [`catch_up`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95 |
@@ -53,6 +53,7 @@
 //! | [`ledger`] | what is in flight, what to store and confirm; published transactions |
 //! | [`catch_up`] | rows that are read from the table: which, and what is published after them |
 //! | [`stored`] | the stored position, with what it belongs to and what it knows of the tables |
+//! | [`stream_record`] | what a stream stores with each position; an altered publication |
 //! | [`route`] | the record of an event |
 //! | [`sink`] | the boundary of the buses |
 //! | [`start`] | whether the stored position belongs to the slot, and where to start |
@@ -90,6 +91,7 @@ pub mod sink;
 pub mod snapshot;
 pub mod start;
 pub mod stored;
+pub mod stream_record;
 pub mod template;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

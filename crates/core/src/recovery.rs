@@ -8,7 +8,7 @@ use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::publisher::pipeline::Delivered;
 use crate::sessions::TableReason;
-use crate::start::{Fit, Found, SlotNow, fit, same_cluster, stored_now};
+use crate::start::{Fit, Found, SlotNow, fit, is_altered, same_cluster, stored_now};
 use crate::stored::Stored;
 
 const UNKNOWN_ROWS: &str =
@@ -38,6 +38,8 @@ pub struct TableStart {
     pub task: TableTask,
     /// The position to begin with.
     pub stored: Stored,
+    /// Whether the publication was altered since that was stored.
+    pub is_altered: bool,
     /// Notes for the operator, a sentence each.
     pub notes: Vec<String>,
 }
@@ -57,14 +59,18 @@ impl TableStart {
         if !matches!(self.task, TableTask::Poll(_)) {
             self.stored.position = of.position;
         }
+        // Where a stream leaves a read to be done, the publication was altered.
+        let is_altered = self.is_altered || self.stored.catch_up.is_some();
+        let published = match is_altered {
+            true => published.in_snapshots(),
+            false => published,
+        };
         if let TableTask::MakeSlot(plan) = &mut self.task
             && plan.published.is_some()
         {
             plan.published = Some(published.clone());
         }
-        if self.stored.catch_up.is_none() {
-            self.stored.published = Some(published);
-        }
+        self.stored.published = Some(published);
     }
 }
 
@@ -154,7 +160,11 @@ impl Rules<'_> {
         slot: &SlotIs,
     ) -> Result<TableStart> {
         let mut notes = Vec::new();
-        let fresh = stored_now(found);
+        let is_altered = is_altered(found);
+        let mut fresh = stored_now(found);
+        if is_altered {
+            fresh.published = fresh.published.map(Published::in_snapshots);
+        }
         let (task, stored) = match why {
             TableReason::Poll(cause) => (
                 TableTask::Poll(cause.clone()),
@@ -175,6 +185,7 @@ impl Rules<'_> {
         Ok(TableStart {
             task,
             stored,
+            is_altered,
             notes,
         })
     }
@@ -227,19 +238,15 @@ impl Rules<'_> {
     /// The result of [`fit`] for this state of the slot.
     fn fit_of_slot(&self, found: Found<'_>, slot: &SlotIs) -> Result<Fit> {
         if *slot == SlotIs::There {
-            return fit(found);
+            return fit_of_table(found, found.slot);
         }
         // The confirmed LSN of a slot that is gone does not matter.
         let gone = &SlotNow {
             confirmed_flush: Lsn::ZERO,
             ..found.slot.clone()
         };
-        fit(Found {
-            slot: gone,
-            ..found
-        })
         // There is no position of a slot to take.
-        .map_err(|error| error.remedy(self.choices()))
+        fit_of_table(found, gone).map_err(|error| error.remedy(self.choices()))
     }
 
     /// What to do about `slot`, given what is stored and how that fits.
@@ -429,10 +436,7 @@ impl Rules<'_> {
             membership_oids: stored.membership_oids.clone(),
             ..found.slot.clone()
         };
-        match fit(Found {
-            slot: same,
-            ..found
-        }) {
+        match fit_of_table(found, same) {
             // A condition over the rows holds on any server that has the table.
             Err(_) if self.all_say_for_themselves() => Ok(Fit::default()),
             fit => fit.map_err(|error| error.remedy(self.choices())),
@@ -499,6 +503,16 @@ impl Rules<'_> {
         .and(NextCommand::new("verify").option("slot", self.slot))
         .and("` says what is missing in the bus")
     }
+}
+
+/// As [`fit`] with this `slot`, for a start at the table. Of an altered publication, transactions
+/// that the stream had do not count: rows of them may be missing from it.
+fn fit_of_table(found: Found<'_>, slot: &SlotNow) -> Result<Fit> {
+    let mut fit = fit(Found { slot, ..found })?;
+    if is_altered(found) {
+        fit.published = fit.published.map(Published::in_snapshots);
+    }
+    Ok(fit)
 }
 
 #[cfg(test)]
@@ -585,6 +599,49 @@ mod tests {
             history: &[],
         };
         start(change, found, slot, why)
+    }
+
+    #[test]
+    fn of_an_altered_publication_no_transaction_counts_that_a_stream_had() {
+        let mut stored = stored();
+        let published = stored.published.as_mut().unwrap();
+        published.also = vec![12];
+        stored.publication_version = "7".to_owned();
+        let altered = SlotNow {
+            publication_version: "8".to_owned(),
+            ..slot_at(50)
+        };
+        let same = SlotNow {
+            publication_version: "7".to_owned(),
+            ..slot_at(50)
+        };
+        let others = SlotNow {
+            membership_oids: vec![14],
+            ..same.clone()
+        };
+        for (now, also) in [
+            (same, vec![12]),
+            (altered, Vec::new()),
+            (others, Vec::new()),
+        ] {
+            let found = Found {
+                stored: Some(&stored),
+                server: &server(1),
+                slot: &now,
+                wal_end: Lsn::new(200),
+                history: &[],
+            };
+            let polls = TableReason::Poll("no slot".to_owned());
+            let polled = start(|_| {}, found, &SlotIs::There, &polls).unwrap();
+            assert_eq!(polled.stored.published.unwrap().also, also);
+            let gap = start(|_| {}, found, &SlotIs::Missing, &TableReason::Gap).unwrap();
+            let TableTask::MakeSlot(plan) = gap.task else {
+                panic!("{gap:?}");
+            };
+            let published = plan.published.unwrap();
+            assert_eq!(published.also, also);
+            assert_eq!(published.forgotten, also.is_empty().then_some(12));
+        }
     }
 
     fn lost() -> SlotIs {

@@ -28,7 +28,8 @@ impl Snapshot {
         self.xmin
     }
 
-    /// The lowest transaction id that was not assigned yet.
+    /// One above the highest transaction id that had ended. Transactions from there on may have
+    /// begun.
     pub fn xmax(&self) -> u64 {
         self.xmax
     }

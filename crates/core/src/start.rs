@@ -165,6 +165,18 @@ pub fn fit(found: Found<'_>) -> Result<Fit> {
     })
 }
 
+/// Whether the publication was altered since the position was stored: rows that were written
+/// meanwhile may be missing from the stream.
+pub(crate) fn is_altered(found: Found<'_>) -> bool {
+    let slot = found.slot;
+    found.stored.is_some_and(|stored| {
+        let before = &stored.publication_version;
+        stored.publication_oid != slot.publication_oid
+            || stored.membership_oids != slot.membership_oids
+            || !before.is_empty() && *before != slot.publication_version
+    })
+}
+
 /// The published rows, on the timeline the server is on now.
 fn known(found: Found<'_>) -> Option<Published> {
     let stored = found.stored?;

@@ -140,6 +140,13 @@ impl Published {
         })
     }
 
+    /// The same, without transactions that no snapshot sees: rows of them may be unpublished.
+    pub(crate) fn in_snapshots(mut self) -> Published {
+        self.forgotten = self.forgotten.max(self.also.last().copied());
+        self.trim();
+        self
+    }
+
     /// Leaves in `also` what the snapshot does not see; nothing, where transactions are missing.
     pub fn trim(&mut self) {
         let snapshot = &self.pair.snapshot;
@@ -241,18 +248,26 @@ impl Trail {
     }
 
     /// The published rows when everything up to `position` is.
-    pub fn published(&mut self, position: &Position) -> Option<&Published> {
+    pub fn published(&mut self, position: &Position) -> Option<Published> {
         if let Some(pair) = self.next.take_if(|pair| pair.lsn <= position.end_lsn) {
             self.advance(pair);
         }
         let published = self.published.as_mut()?;
+        let mut newest = None;
         for (xid, end_lsn) in &self.transactions {
             if *end_lsn <= position.end_lsn {
-                published.also.push(published.pair.snapshot.widen(*xid));
+                let xid = published.pair.snapshot.widen(*xid);
+                newest = newest.max(Some(xid));
+                published.also.push(xid);
                 published.also_end = published.also_end.max(Some(*end_lsn));
             }
         }
         published.trim();
+        let mut published = published.clone();
+        if published.forgotten.is_some() {
+            // This trail has them, and a later one that begins with this has not.
+            published.forgotten = published.forgotten.max(newest);
+        }
         Some(published)
     }
 
@@ -367,11 +382,11 @@ mod tests {
 
     #[test]
     fn published_transactions_are_bounded_and_survive_a_restart() {
-        let published = delivered(10..2_010).published(&at(10_000)).cloned();
+        let published = delivered(10..2_010).published(&at(10_000));
         let published = published.unwrap();
         assert_eq!(published.also.len(), TRANSACTIONS_MAX);
         let mut again = Trail::new(Some(published.clone()));
-        assert_eq!(again.published(&at(10_000)), Some(&published));
+        assert_eq!(again.published(&at(10_000)), Some(published.clone()));
         let text = serde_json::to_string(&published).unwrap();
         assert!(text.len() < 20_000);
         assert_eq!(serde_json::from_str::<Published>(&text).unwrap(), published);
@@ -384,11 +399,11 @@ mod tests {
         let published = trail.published(&at(10_000)).unwrap();
         assert_eq!(
             (&published.also, published.forgotten),
-            (&vec![], Some(4_009))
+            (&vec![], Some(4_999))
         );
         // Also after a restart, and a pair that sees some of them.
         let mut trail = Trail::new(Some(published.clone()));
-        for (seen, lsn, also) in [(3_000, 20_000, vec![]), (4_010, 30_000, vec![7_000, 7_001])] {
+        for (seen, lsn, also) in [(3_000, 20_000, vec![]), (5_000, 30_000, vec![7_000, 7_001])] {
             let xid = 7_000 + u32::from(lsn == 30_000);
             trail.begin(xid);
             trail.commit(Lsn::new(lsn - 1), true);
@@ -425,7 +440,7 @@ mod tests {
                     trail.took(snapshot(&format!("{seen}:{seen}:")), end(then));
                 }
                 if random.u8(0..20) == 0 {
-                    let stored = trail.published(&Position::at(end(acked - 1))).cloned();
+                    let stored = trail.published(&Position::at(end(acked - 1)));
                     trail = Trail::new(stored);
                     received = acked;
                 }

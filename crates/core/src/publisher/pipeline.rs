@@ -238,7 +238,7 @@ impl<S: Sink> Pipeline<S> {
 
     /// What is delivered up to `position`, which no later store is behind.
     pub fn delivered_at(&mut self, position: Position) -> Delivered {
-        let published = self.trail.published(&position).cloned();
+        let published = self.trail.published(&position);
         let forgets = published.as_ref().is_some_and(|it| it.forgotten.is_some());
         Delivered {
             position,

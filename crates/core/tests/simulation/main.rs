@@ -176,7 +176,8 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
             false => faults
                 .without(Fault::SlotLost)
                 .without(Fault::NoReplication)
-                .without(Fault::Failover),
+                .without(Fault::Failover)
+                .without(Fault::Altered),
         }
     };
     explore_reaching("every fault", |seed| (GAPLESS, faults(seed)), &paths);
@@ -231,6 +232,28 @@ fn what_a_promoted_standby_has_is_delivered_in_order() {
 }
 
 #[test]
+fn what_an_altered_publication_left_out_is_read_from_the_table() {
+    let paths = [
+        Path::ReadAltered,
+        Path::SentInPart,
+        Path::ReadResumed,
+        Path::ReadFinished,
+        Path::Polled,
+        Path::PromotedBehind,
+    ];
+    let plan = |seed: u64| {
+        let relays = 1 + usize::from(seed.is_multiple_of(2));
+        let mode = Mode::new(bus_of(seed), OnError::Stop).with_relays(relays);
+        let others = match seed % 4 {
+            0 => Faults::of(&[]),
+            _ => Faults::some(seed),
+        };
+        (mode, others.with(Fault::Altered))
+    };
+    explore_reaching("altered publications", plan, &paths);
+}
+
+#[test]
 fn without_faults_every_event_is_delivered_once() {
     for bus in [Bus::Gapless, Bus::Lanes] {
         let mode = Mode::new(bus, OnError::Stop);
@@ -259,6 +282,7 @@ fn committed_together_every_event_is_seen_once_whatever_fails() {
     let faults = faults.without(Fault::SlotLost);
     let faults = faults.without(Fault::NoReplication);
     let faults = faults.without(Fault::Failover);
+    let faults = faults.without(Fault::Altered);
     explore_without_duplicates("exactly once", |_| (TRANSACTIONAL, faults.clone()));
 }
 
@@ -405,6 +429,7 @@ fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
     let faults = faults.without(Fault::SlotLost);
     let faults = faults.without(Fault::NoReplication);
     let faults = faults.without(Fault::Failover);
+    let faults = faults.without(Fault::Altered);
     explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
     let paths = [Path::TookOver, Path::StoredLate, Path::Fenced];
     let plan = |seed| (mode, Faults::some(seed));
@@ -479,7 +504,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
         Fault::StoodStill => mode.has_stand_by(),
-        Fault::SlotLost | Fault::NoReplication | Fault::Failover => {
+        Fault::SlotLost | Fault::NoReplication | Fault::Failover | Fault::Altered => {
             mode.meets(&Faults::of(&[fault])).has(fault)
         }
         Fault::Disconnect

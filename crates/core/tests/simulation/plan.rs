@@ -36,10 +36,12 @@ pub(super) enum Fault {
     NoReplication,
     /// A standby is promoted, which may lack what was written last, and the slot.
     Failover,
+    /// The publication is altered and altered back, and leaves out rows of that time.
+    Altered,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 14] = [
+    pub(super) const ALL: [Fault; 15] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -54,6 +56,7 @@ impl Fault {
         Fault::StoodStill,
         Fault::NoReplication,
         Fault::Failover,
+        Fault::Altered,
     ];
 }
 
@@ -160,8 +163,13 @@ impl Mode {
 
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
     /// took over, or a standby was promoted, and no slot serves next, the table gives delivered
-    /// events again behind later ones of their aggregate that are parked.
+    /// events again behind later ones of their aggregate that are parked. So it does where the
+    /// publication was altered.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
+        let faults = &match self.parks() {
+            true => faults.without(Fault::Altered),
+            false => faults.clone(),
+        };
         let takes_over =
             self.has_stand_by() || faults.has(Fault::RelayKill) || faults.has(Fault::Failover);
         if self.parks() && takes_over {
@@ -328,6 +336,10 @@ pub(super) enum Path {
     OnTwoTimelines,
     /// A promoted standby lacked marks of rows.
     MarksWentBack,
+    /// The table was read because the publication was altered; transactions of which the slot sent
+    /// a part.
+    ReadAltered,
+    SentInPart,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

@@ -1,6 +1,6 @@
 //! A model of one Postgres: its log, one slot, and the walsender of one connection.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use walrelay_core::catch_up::Key;
@@ -20,6 +20,9 @@ pub(super) const TABLE_OID: u32 = 16_384;
 /// The first transaction id of the model.
 const FIRST_XID: u64 = 700;
 
+/// The transactions that run beside one that ends.
+const RUNNING_MAX: usize = 3;
+
 /// Of messages that are events.
 pub(super) const PREFIX: &str = "shop";
 
@@ -34,6 +37,8 @@ pub(super) struct Transaction {
     is_renamed: bool,
     /// Aggregate and version of each event; the id is their [`id`].
     pub(super) events: Vec<(u8, u64)>,
+    /// Those that the publication left out.
+    pub(super) left_out: BTreeSet<Logged>,
 }
 
 /// What the walsender has ready to send.
@@ -53,8 +58,14 @@ pub(super) struct Server {
     wal: u64,
     versions: [u64; 4],
     next_xid: u64,
+    /// The highest id of a transaction that ended.
+    ended_max: u64,
     /// Transactions that began and did not end.
     running: Vec<u64>,
+    /// The end of the log at each alteration of the publication, and the version that it made.
+    alterations: Vec<(Lsn, u64)>,
+    /// Transactions of which rows may be left out, because they ran then.
+    spanning: BTreeSet<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
     pub(super) has_keys: bool,
     pub(super) has_slot: bool,
@@ -94,7 +105,26 @@ struct Connection {
     status: Lsn,
 }
 
+/// What a query sees.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) snapshot: Snapshot,
+    pub(super) publication_version: String,
+}
+
 impl Transaction {
+    /// The events that the slot sends.
+    pub(super) fn sent(&self) -> impl Iterator<Item = Logged> {
+        let events = self.events.iter().copied();
+        events.filter(|event| !self.left_out.contains(event))
+    }
+
+    /// The publication leaves out some of its events.
+    fn leave_out(&mut self, random: &mut fastrand::Rng) {
+        let events = self.events.iter().copied();
+        self.left_out = events.filter(|_| random.bool()).collect();
+    }
+
     /// Whether rows of it came under an earlier name of their table.
     pub(super) fn has_renamed_rows(&self) -> bool {
         let is_row = |&(aggregate, _): &(u8, u64)| !aggregate.is_multiple_of(3);
@@ -115,7 +145,10 @@ impl Server {
             wal: 1_000,
             versions: [0; 4],
             next_xid: FIRST_XID,
+            ended_max: FIRST_XID - 1,
             running: Vec::new(),
+            alterations: Vec::new(),
+            spanning: BTreeSet::new(),
             has_keys: !has_messages,
             has_slot: true,
             confirmed: start,
@@ -181,6 +214,33 @@ impl Server {
 
     /// A business transaction commits: of 0 to 4 events.
     pub(super) fn write(&mut self, random: &mut fastrand::Rng) {
+        // Others go on.
+        self.begin_up_to(1 + random.usize(0..RUNNING_MAX));
+        let at = random.usize(0..self.running.len());
+        let xid = self.running.remove(at);
+        self.end_transaction(xid, random);
+    }
+
+    fn begin_up_to(&mut self, count: usize) {
+        while self.running.len() < count {
+            let xid = self.assign_xid();
+            self.running.push(xid);
+        }
+    }
+
+    fn assign_xid(&mut self) -> u64 {
+        self.next_xid += 1;
+        self.next_xid - 1
+    }
+
+    /// Assigns an id to a transaction that ends at once.
+    pub(super) fn take_xid(&mut self) -> u64 {
+        let xid = self.assign_xid();
+        self.ended_max = self.ended_max.max(xid);
+        xid
+    }
+
+    fn end_transaction(&mut self, xid: u64, random: &mut fastrand::Rng) {
         // A commit record may begin where the last one ends: its LSN is then the other's end.
         self.wal += random.u64(0..8) * 8;
         let commit_lsn = Lsn::new(self.wal);
@@ -191,21 +251,54 @@ impl Server {
             (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
         });
         let events = events.collect();
-        let (begins, ends) = (random.bool(), random.bool());
-        if begins || self.running.is_empty() {
-            self.running.push(self.next_xid);
-            self.next_xid += 1;
-        }
-        // The oldest one that runs, or another.
-        let at = if ends { 0 } else { self.running.len() - 1 };
-        self.log.push(Transaction {
+        self.ended_max = self.ended_max.max(xid);
+        let mut transaction = Transaction {
             commit_lsn,
             end_lsn: Lsn::new(self.wal),
-            xid: self.running.remove(at),
+            xid,
             timeline: self.identity.timeline,
             is_renamed: random.u8(0..8) == 0,
             events,
-        });
+            left_out: BTreeSet::new(),
+        };
+        if self.spanning.remove(&transaction.xid) {
+            transaction.leave_out(random);
+        }
+        self.log.push(transaction);
+    }
+
+    /// The publication is altered, and altered back. Whether rows were left out by then.
+    pub(super) fn alter_publication(&mut self, random: &mut fastrand::Rng) -> bool {
+        self.wal += 8;
+        let xid = self.assign_xid();
+        let mut has_left_out = false;
+        for _ in 0..random.usize(0..3) {
+            self.write(random);
+            let transaction = self.log.last_mut().unwrap();
+            transaction.leave_out(random);
+            has_left_out |= !transaction.left_out.is_empty();
+        }
+        // Others begin before it ends.
+        self.begin_up_to(random.usize(0..=RUNNING_MAX));
+        self.ended_max = self.ended_max.max(xid);
+        self.spanning = self.running.iter().copied().collect();
+        let version = self.alterations.last().map_or(1, |(_, last)| last + 1);
+        let version = version.max(xid);
+        self.alterations.push((self.end(), version));
+        has_left_out
+    }
+
+    fn publication_version(&self) -> String {
+        let version = self.alterations.last().map_or(0, |(_, version)| *version);
+        version.to_string()
+    }
+
+    /// What a query sees now.
+    pub(super) fn seen(&self) -> Seen {
+        Seen {
+            snapshot: self.snapshot(),
+            publication_version: self.publication_version(),
+        }
     }
 
     /// A neighbour writes: the log grows, and nothing of it is for us.
@@ -270,12 +363,15 @@ impl Server {
         let has = self.log.partition_point(|it| it.end_lsn <= switch_lsn);
         let gone = self.log.split_off(has);
         self.running.clear();
+        self.spanning.clear();
+        self.alterations.retain(|(lsn, _)| *lsn <= switch_lsn);
         if random.bool() {
             // It got no more than commits.
             let next_xids = self.log.iter().map(|it| it.xid + 1);
             self.next_xid = next_xids.fold(self.standby.next_xid, u64::max);
         }
         self.standby.next_xid = self.next_xid;
+        self.ended_max = self.next_xid - 1;
         self.standby
             .slot
             .take_if(|_| !keeps_slot && random.u8(0..3) == 0);
@@ -299,8 +395,12 @@ impl Server {
         now < self.held_until || self.is_taken()
     }
 
-    /// It takes connections, nobody else has the slot, and relays may replicate.
+    /// It takes connections, nobody else has the slot, relays may replicate, and no transaction runs
+    /// for ever.
     pub(super) fn mend(&mut self) {
+        self.running.clear();
+        self.spanning.clear();
+        self.ended_max = self.next_xid - 1;
         self.away_until = Duration::ZERO;
         self.held_until = Duration::ZERO;
         self.forbidden_until = Duration::ZERO;
@@ -316,16 +416,20 @@ impl Server {
     }
 
     /// The slot is dropped, and perhaps somebody makes another.
-    pub(super) fn lose_slot(&mut self, is_made_again: bool) {
+    pub(super) fn lose_slot(&mut self, is_made_again: bool, random: &mut fastrand::Rng) {
         self.end_session();
         self.has_slot = false;
         if is_made_again {
-            self.make_slot();
+            self.make_slot(random);
         }
     }
 
     /// A slot in place of the one before: where it begins, and what had ended by then.
-    pub(super) fn make_slot(&mut self) -> (Lsn, Snapshot) {
+    pub(super) fn make_slot(&mut self, random: &mut fastrand::Rng) -> (Lsn, Snapshot) {
+        // It waits for transactions that run.
+        for xid in std::mem::take(&mut self.running) {
+            self.end_transaction(xid, random);
+        }
         // Running transactions are logged.
         self.wal += 8;
         self.has_slot = true;
@@ -342,7 +446,7 @@ impl Server {
             name: "simulated".to_owned(),
             confirmed_flush: Some(self.confirmed).filter(is_there).unwrap_or_default(),
             publication_oid: 1,
-            publication_version: String::new(),
+            publication_version: self.publication_version(),
             table_oids: vec![TABLE_OID],
             membership_oids: Vec::new(),
             message_prefixes: has_messages
@@ -384,10 +488,13 @@ impl Server {
 
     /// Which transactions had ended by now.
     pub(super) fn snapshot(&self) -> Snapshot {
-        let running = self.running.iter().map(u64::to_string);
-        let running = running.collect::<Vec<_>>().join(",");
-        let xmin = self.running.first().copied().unwrap_or(self.next_xid);
-        let text = format!("{xmin}:{}:{running}", self.next_xid);
+        // Of transactions that began after all that ended, a snapshot does not tell.
+        let xmax = self.ended_max + 1;
+        let running = self.running.iter().copied().filter(|xid| *xid < xmax);
+        let running: Vec<u64> = running.collect();
+        let xmin = running.first().copied().unwrap_or(xmax);
+        let running: Vec<_> = running.iter().map(u64::to_string).collect();
+        let text = format!("{xmin}:{xmax}:{}", running.join(","));
         text.parse().unwrap()
     }
 
@@ -430,7 +537,7 @@ impl Server {
         connection.next += 1;
         let is_known = connection.relation == Some(transaction.is_renamed);
         connection.queue = messages(transaction, is_known, self.has_keys, lacks_topic, random);
-        if !transaction.events.is_empty() {
+        if transaction.sent().next().is_some() {
             connection.relation = Some(transaction.is_renamed);
         }
         connection.queue.pop_front()
@@ -482,10 +589,10 @@ fn messages(
         commit,
         pgoutput::begin(commit, u32::try_from(transaction.xid).unwrap()),
     );
-    if !relation_sent && !transaction.events.is_empty() {
+    if !relation_sent && transaction.sent().next().is_some() {
         push(0, relation(transaction.is_renamed));
     }
-    for &(aggregate, version) in &transaction.events {
+    for (aggregate, version) in transaction.sent() {
         let wal_start = random.u64(0..commit);
         if random.u8(0..8) == 0 {
             let other = |transactional, prefix| {

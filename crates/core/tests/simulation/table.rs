@@ -34,6 +34,8 @@ pub(super) struct Reading {
     writes_first: bool,
     /// Where a slot is made.
     plan: Option<Box<RecoveryPlan>>,
+    /// The version of the publication when the session began.
+    publication_version: String,
     /// Rows that are published, whatever else is known.
     pub(super) delivered: HashSet<RowId>,
     scan: Option<Scan>,
@@ -63,7 +65,11 @@ struct Scan {
 }
 
 impl Reading {
-    pub(super) fn new(publisher: Publisher<Producer>, start: TableStart) -> Reading {
+    pub(super) fn new(
+        publisher: Publisher<Producer>,
+        start: TableStart,
+        publication_version: String,
+    ) -> Reading {
         let (stage, plan) = match start.task {
             TableTask::MakeSlot(plan) if plan.finishes => (Stage::Finish, Some(plan)),
             TableTask::MakeSlot(plan) => (Stage::Intend, Some(plan)),
@@ -77,6 +83,7 @@ impl Reading {
             kept: None,
             stage,
             plan,
+            publication_version,
             delivered: HashSet::new(),
             scan: None,
             stored: start.stored,
@@ -145,12 +152,14 @@ impl World {
                 reading.stored.position = Position::default();
                 let plan = reading.plan.take().unwrap();
                 reading.stored.published = plan.published;
+                let version = &reading.publication_version;
+                reading.stored.publication_version.clone_from(version);
                 reading.stored.catch_up = Some(CatchUp::new(plan.rows, None));
                 reading.stage = Stage::MakeSlot;
                 return self.save();
             }
             Stage::MakeSlot => {
-                let (begins, snapshot) = self.server.make_slot();
+                let (begins, snapshot) = self.server.make_slot(&mut self.random);
                 reading.stored.position = Position::at(begins);
                 reading.stored.catch_up.as_mut().unwrap().until = Some(snapshot);
                 reading.stage = Stage::CatchUp;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::publisher::pipeline::Pipeline;
-use walrelay_core::snapshot::Snapshot;
 use walrelay_core::stored::Stored;
 use walrelay_core::turn::bearable;
 
 use super::broker::Producer;
 use super::plan::{Fault, Path};
+use super::server::Seen;
 use super::session::Process;
 use super::table::Reading;
 use super::upkeep::Upkeep;
@@ -33,7 +33,9 @@ pub(super) struct Relay {
     /// What is being written to the store.
     pub(super) storing: Option<Stored>,
     /// A snapshot, while the end of the log is asked for.
-    pub(super) snapshot: Option<Snapshot>,
+    pub(super) snapshot: Option<Seen>,
+    /// Whether the catalogs are to be looked at.
+    pub(super) looks: bool,
     pub(super) upkeep: Upkeep,
 }
 
@@ -46,6 +48,7 @@ impl Relay {
             reading: None,
             storing: None,
             snapshot: None,
+            looks: false,
             upkeep: Upkeep::default(),
         }
     }

@@ -16,12 +16,14 @@ use walrelay_core::config::{
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
+use walrelay_core::ledger::trail::Pair;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::{Publisher, Setup};
 use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
 use walrelay_core::stored::Stored;
+use walrelay_core::stream_record::{PairUse, Versioned};
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
@@ -65,6 +67,8 @@ pub(super) struct World {
     /// Whether the store knew of more than a standby had that was promoted: which rows are
     /// published may be forgotten.
     pub(super) may_forget: bool,
+    /// Whether the publication was altered. Left-out rows come late, and others come again.
+    pub(super) is_altered: bool,
     /// The relay that acts, and the others.
     pub(super) relay: Relay,
     pub(super) others: Vec<Relay>,
@@ -92,7 +96,12 @@ impl World {
             seed, mode, faults, ..
         } = plan;
         // Messages are in no table.
-        let of_table = [Fault::SlotLost, Fault::NoReplication, Fault::Failover];
+        let of_table = [
+            Fault::SlotLost,
+            Fault::NoReplication,
+            Fault::Failover,
+            Fault::Altered,
+        ];
         let reads_table = of_table.into_iter().any(|fault| faults.has(fault));
         let server = Server::new(!reads_table);
         let mut dice = fastrand::Rng::with_seed(*seed);
@@ -131,6 +140,7 @@ impl World {
             published: BTreeSet::new(),
             gone: BTreeSet::new(),
             may_forget: false,
+            is_altered: false,
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
@@ -163,6 +173,9 @@ impl World {
         reached.count(Path::SharedId, log.iter().filter(is_shared).count() as u64);
         let renamed = log.iter().filter(|it| it.has_renamed_rows());
         reached.count(Path::EarlierName, renamed.count() as u64);
+        let is_in_part = |it: &&Transaction| !it.left_out.is_empty() && it.sent().next().is_some();
+        let in_part = log.iter().filter(is_in_part);
+        reached.count(Path::SentInPart, in_part.count() as u64);
         reached
     }
 
@@ -387,6 +400,7 @@ impl World {
             Fault::StoodStill,
             Fault::NoReplication,
             Fault::Failover,
+            Fault::Altered,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -418,13 +432,20 @@ impl World {
             }
             Some(Fault::SlotLost) => {
                 let is_made_again = self.random.bool();
-                self.server.lose_slot(is_made_again);
+                self.server.lose_slot(is_made_again, &mut self.random);
                 self.lose_connections();
                 ("slot lost", chosen)
             }
             Some(Fault::Failover) => {
                 self.fail_over();
                 ("failover", chosen)
+            }
+            Some(Fault::Altered) => {
+                self.is_altered = true;
+                // What is published again is more than what was left out.
+                self.may_forget = true;
+                let has_left_out = self.server.alter_publication(&mut self.random);
+                ("publication altered", chosen.filter(|_| has_left_out))
             }
             Some(_) => {
                 let mut broker = self.broker.lock().unwrap();
@@ -560,7 +581,7 @@ impl World {
         // The acks of a record that waits for the tail of its topic are waited for in vain.
         let opens_by = self.now + LONGEST + DRAIN + LONGEST + SETTLES_BY;
         let mut has_opened = false;
-        for _ in 0..2_000 {
+        for _ in 0..2_000 * self.mode.relays {
             let is_draining = self.takes_acks() && !self.is_open();
             self.passes(if is_draining {
                 Duration::from_millis(10)
@@ -590,7 +611,11 @@ impl World {
             let has_parked = self.tables.as_ref().is_some_and(Tables::has_parked);
             // P6: an idle relay confirms the end of the log, whoever wrote it.
             let last = self.server.end();
-            let is_caught_up = self.server.is_caught_up() && self.server.confirmed >= last;
+            let is_confirmed = self.server.confirmed >= last;
+            let version = self.server.seen().publication_version;
+            let is_read = self.stored.catch_up.is_none();
+            let is_known = is_read && self.stored.publication_version == version;
+            let is_caught_up = self.server.is_caught_up() && is_confirmed && is_known;
             if settled && is_caught_up && !has_parked {
                 return;
             }
@@ -666,17 +691,52 @@ impl World {
             pipeline.stored(position);
             return;
         }
-        if let Due::Progress(position) | Due::Idle(position) = pipeline.due(self.now, false) {
+        let record = self.relay.process.record().unwrap();
+        let stored = pipeline.confirm.stored_position();
+        let is_last = pipeline.is_settled() && record.is_reached(stored);
+        let due = match pipeline.due(self.now, false) {
+            Due::Progress(position) | Due::Idle(position) => Some(position),
+            Due::Nothing => is_last.then_some(stored),
+        };
+        if let Some(position) = due {
             pipeline.store_begun(self.now);
             pipeline.publisher.transaction.committing = true;
-            let published = pipeline.trail.published(&position).cloned();
-            self.relay.storing = self.relay.process.stored_at(position, published);
+            let published = pipeline.trail.published(&position);
+            self.relay.storing = Some(record.at(position, published));
         }
-        // The end of the log is read some time after the snapshot.
-        if let Some(snapshot) = self.relay.snapshot.take() {
-            pipeline.trail.took(snapshot, self.server.end());
-        } else if pipeline.trail.wants_pair() && self.server.is_connected() {
-            self.relay.snapshot = Some(self.server.snapshot());
+        self.ask();
+    }
+
+    /// A pair is taken, or the catalogs are looked at.
+    fn ask(&mut self) {
+        if !self.server.is_connected() {
+            return;
+        }
+        let pipeline = self.relay.pipeline.as_mut().unwrap();
+        let record = self.relay.process.record().unwrap();
+        if let Some(seen) = self.relay.snapshot.take() {
+            // The end of the log is read some time after the snapshot.
+            let pair = Pair {
+                snapshot: seen.snapshot,
+                lsn: self.server.end(),
+            };
+            let taken = Versioned {
+                pair,
+                publication_version: seen.publication_version,
+            };
+            match record.took(taken) {
+                PairUse::Published(pair) => pipeline.trail.took(pair.snapshot, pair.lsn),
+                PairUse::Look => self.relay.looks = true,
+                PairUse::Nothing => {}
+            }
+        } else if record.wants_pair(&pipeline.trail) {
+            self.relay.snapshot = Some(self.server.seen());
+        }
+        if std::mem::take(&mut self.relay.looks) || self.random.u8(0..16) == 0 {
+            let version = self.server.seen().publication_version;
+            if version != record.publication_version() && !record.reads_table() {
+                record.altered(version, self.server.take_xid());
+            }
         }
     }
 
