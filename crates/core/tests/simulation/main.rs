@@ -105,6 +105,7 @@ fn run(plan: &Plan, check: Check) -> Result<Reached, String> {
         }
         world.settle();
         world.check_delivery();
+        world.check_finished();
         check(&world);
     }));
     IS_QUIET.set(false);

@@ -84,6 +84,11 @@ impl Faults {
         self.0.contains(&fault)
     }
 
+    /// Whether it is the only one.
+    pub(super) fn is_only(&self, fault: Fault) -> bool {
+        self.0 == [fault]
+    }
+
     pub(super) fn with(&self, fault: Fault) -> Faults {
         let mut faults = self.without(fault);
         faults.0.push(fault);

@@ -7,7 +7,7 @@ use walrelay_core::ledger::trail::Published;
 use walrelay_core::stored::Stored;
 
 use super::broker::Logged;
-use super::plan::{Path, Promise};
+use super::plan::{Fault, Path, Promise};
 use super::server::{Row, Transaction, row_of};
 use super::world::World;
 
@@ -267,6 +267,34 @@ impl World {
         let is_later = |of: &&Logged| of.0 == event.0 && of.1 > event.1;
         let mut later = transaction.events.iter().filter(is_later);
         tables.ever.contains(&event) && later.any(|of| tables.ever.contains(of))
+    }
+
+    /// Of an alteration, before which the store has a snapshot.
+    pub(super) fn note_finished(&mut self) {
+        let published = self.stored.published.as_ref();
+        let Some(published) = published.filter(|_| self.faults.is_only(Fault::Altered)) else {
+            return;
+        };
+        let is_seen = |it: &&Transaction| published.pair.snapshot.sees(it.xid);
+        let seen = self.server.log.iter().filter(is_seen);
+        let seen: Vec<Logged> = seen.flat_map(|it| it.events.iter().copied()).collect();
+        let count = |event| (event, self.times_logged(event));
+        let counted: Vec<_> = seen.into_iter().map(count).collect();
+        self.finished.extend(counted);
+    }
+
+    /// P12: what a snapshot from before an alteration saw does not come again.
+    pub(super) fn check_finished(&self) {
+        for (event, times) in &self.finished {
+            let now = self.times_logged(*event);
+            assert_eq!(now, *times, "P12: {event:?} came again");
+        }
+    }
+
+    fn times_logged(&self, event: Logged) -> usize {
+        let broker = self.broker.lock().unwrap();
+        let logged = broker.visible().flatten();
+        logged.filter(|it| it.event == event).count()
     }
 
     /// Events that are there twice, unless a record of their key came late.

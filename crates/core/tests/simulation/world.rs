@@ -1,7 +1,7 @@
 //! Server, broker, store and relay in one place, and the dice that say what happens next.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::future::Future as _;
 use std::hash::{Hash as _, Hasher as _};
@@ -69,6 +69,9 @@ pub(super) struct World {
     pub(super) may_forget: bool,
     /// Whether the publication was altered. Left-out rows come late, and others come again.
     pub(super) is_altered: bool,
+    /// Where nothing else fails: how often each event was published by then that does not come again
+    /// at an alteration, since a snapshot from before saw it.
+    pub(super) finished: BTreeMap<Logged, usize>,
     /// The relay that acts, and the others.
     pub(super) relay: Relay,
     pub(super) others: Vec<Relay>,
@@ -141,6 +144,7 @@ impl World {
             gone: BTreeSet::new(),
             may_forget: false,
             is_altered: false,
+            finished: BTreeMap::new(),
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
@@ -736,6 +740,7 @@ impl World {
             let version = self.server.seen().publication_version;
             if version != record.publication_version() && !record.reads_table() {
                 record.altered(version, self.server.take_xid());
+                self.note_finished();
             }
         }
     }
