@@ -178,7 +178,8 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
                 .without(Fault::SlotLost)
                 .without(Fault::NoReplication)
                 .without(Fault::Failover)
-                .without(Fault::Altered),
+                .without(Fault::Altered)
+                .without(Fault::OverBudget),
         }
     };
     explore_reaching("every fault", |seed| (GAPLESS, faults(seed)), &paths);
@@ -202,6 +203,7 @@ fn what_no_slot_sends_is_read_from_the_table() {
         Path::LeftOut,
         Path::Polled,
         Path::HandedOver,
+        Path::SlotDropped,
     ];
     let plan = |seed: u64| {
         let mode = Mode::new(bus_of(seed), OnError::Stop);
@@ -284,6 +286,7 @@ fn committed_together_every_event_is_seen_once_whatever_fails() {
     let faults = faults.without(Fault::NoReplication);
     let faults = faults.without(Fault::Failover);
     let faults = faults.without(Fault::Altered);
+    let faults = faults.without(Fault::OverBudget);
     explore_without_duplicates("exactly once", |_| (TRANSACTIONAL, faults.clone()));
 }
 
@@ -431,6 +434,7 @@ fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
     let faults = faults.without(Fault::NoReplication);
     let faults = faults.without(Fault::Failover);
     let faults = faults.without(Fault::Altered);
+    let faults = faults.without(Fault::OverBudget);
     explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
     let paths = [Path::TookOver, Path::StoredLate, Path::Fenced];
     let plan = |seed| (mode, Faults::some(seed));
@@ -505,9 +509,11 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         Fault::WriteLost => parks,
         Fault::TopicRefused => mode.has_topic_refusals(),
         Fault::StoodStill => mode.has_stand_by(),
-        Fault::SlotLost | Fault::NoReplication | Fault::Failover | Fault::Altered => {
-            mode.meets(&Faults::of(&[fault])).has(fault)
-        }
+        Fault::SlotLost
+        | Fault::NoReplication
+        | Fault::Failover
+        | Fault::Altered
+        | Fault::OverBudget => mode.meets(&Faults::of(&[fault])).has(fault),
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure

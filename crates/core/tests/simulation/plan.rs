@@ -38,10 +38,12 @@ pub(super) enum Fault {
     Failover,
     /// The publication is altered and altered back, and leaves out rows of that time.
     Altered,
+    /// The slot retains more than its limit, and the relay drops it.
+    OverBudget,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 15] = [
+    pub(super) const ALL: [Fault; 16] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -57,6 +59,7 @@ impl Fault {
         Fault::NoReplication,
         Fault::Failover,
         Fault::Altered,
+        Fault::OverBudget,
     ];
 }
 
@@ -181,6 +184,7 @@ impl Mode {
             faults
                 .without(Fault::SlotLost)
                 .without(Fault::NoReplication)
+                .without(Fault::OverBudget)
         } else {
             faults.clone()
         }
@@ -345,6 +349,8 @@ pub(super) enum Path {
     /// a part.
     ReadAltered,
     SentInPart,
+    /// The relay dropped its slot.
+    SlotDropped,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

@@ -330,7 +330,11 @@ impl World {
                 return;
             }
             Next::TryAgain(error) => error,
-            Next::DropSlot | Next::Leave | Next::LeaveWithoutAcks(_) => panic!("{next:?}"),
+            Next::DropSlot => {
+                self.drop_slot();
+                return;
+            }
+            Next::Leave | Next::LeaveWithoutAcks(_) => panic!("{next:?}"),
         };
         let quarantine = match &mut self.relay.pipeline {
             Some(pipeline) => &mut pipeline.publisher.judge.quarantine,
@@ -359,6 +363,16 @@ impl World {
         }
         let until = self.now + retry.wait;
         self.relay.process.pause = Some(Pause::Waits { until });
+    }
+
+    /// The relay drops the slot, unless another one has it by now.
+    fn drop_slot(&mut self) {
+        if self.server.is_away(self.now) || self.server.is_held(self.now) {
+            return;
+        }
+        self.server.lose_slot(false, &mut self.random);
+        self.relay.process.sessions.slot_dropped();
+        self.reached.count(Path::SlotDropped, 1);
     }
 
     fn end_session(&mut self, error: Option<&Error>) {

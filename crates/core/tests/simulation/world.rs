@@ -104,6 +104,7 @@ impl World {
             Fault::NoReplication,
             Fault::Failover,
             Fault::Altered,
+            Fault::OverBudget,
         ];
         let reads_table = of_table.into_iter().any(|fault| faults.has(fault));
         let server = Server::new(!reads_table);
@@ -405,6 +406,7 @@ impl World {
             Fault::NoReplication,
             Fault::Failover,
             Fault::Altered,
+            Fault::OverBudget,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -443,6 +445,13 @@ impl World {
             Some(Fault::Failover) => {
                 self.fail_over();
                 ("failover", chosen)
+            }
+            Some(Fault::OverBudget) => {
+                let is_streaming = self.is_open() && self.relay.reading.is_none();
+                if is_streaming {
+                    self.session_done(Ended::OverBudget);
+                }
+                ("slot over its limit", chosen.filter(|_| is_streaming))
             }
             Some(Fault::Altered) => {
                 self.is_altered = true;
