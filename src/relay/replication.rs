@@ -314,15 +314,9 @@ impl ReplicationLoop<'_> {
     fn begin_jobs(&mut self, now: Instant) {
         let since = now - self.shared.epoch;
         let is_leaving = self.shared.leaving.is_some();
-        match self.pipeline.due(since, is_leaving) {
-            // A server that is idle sends nothing more to store a position for.
-            Due::Nothing => {
-                let stored = self.pipeline.confirm.stored_position();
-                if self.pipeline.is_settled() && self.session.start.record.is_reached(stored) {
-                    self.pipeline.store_begun(since);
-                    self.begin_store(stored);
-                }
-            }
+        let record = &self.session.start.record;
+        match record.due(self.pipeline, since, is_leaving) {
+            Due::Nothing => {}
             Due::Progress(position) => {
                 self.pipeline.store_begun(since);
                 self.begin_store(position);

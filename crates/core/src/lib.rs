@@ -12,8 +12,8 @@
 //! # Promises
 //!
 //! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/` break
-//! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P8 (in
-//! part), P9 and P12 to P14 (`promises.rs`).
+//! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P9,
+//! P12 to P14 and a part of P8 (`promises.rs`).
 //!
 //! | promise | decided in | mutants |
 //! |---|---|---|
@@ -53,13 +53,13 @@
 //! | [`ledger`] | what is in flight, what to store and confirm; published transactions |
 //! | [`catch_up`] | rows that are read from the table: which, and what is published after them |
 //! | [`stored`] | the stored position, with what it belongs to and what it knows of the tables |
-//! | [`stream_record`] | what a stream stores with each position; an altered publication |
 //! | [`route`] | the record of an event |
 //! | [`sink`] | the boundary of the buses |
 //! | [`start`] | whether the stored position belongs to the slot, and where to start |
 //! | [`lanes`] | order per key, for a bus that keeps none |
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events and acks in; what is given up, parked, written back |
+//! | [`stream_record`] | what a stream stores with each position; an altered publication |
 //! | [`sessions`] | which session comes next, and after which wait |
 //! | [`recovery`] | rows that are read from the table before a slot is streamed, or instead |
 //! | [`turn`] | whether another relay was at work |

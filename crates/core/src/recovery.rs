@@ -161,10 +161,17 @@ impl Rules<'_> {
     ) -> Result<TableStart> {
         let mut notes = Vec::new();
         let is_altered = is_altered(found);
-        let mut fresh = stored_now(found);
-        if is_altered {
-            fresh.published = fresh.published.map(Published::in_snapshots);
-        }
+        // Of an altered publication, transactions that the stream had do not count: rows of them
+        // may be missing from it.
+        let in_snapshots = found.stored.filter(|_| is_altered).map(|stored| Stored {
+            published: stored.published.clone().map(Published::in_snapshots),
+            ..stored.clone()
+        });
+        let found = Found {
+            stored: in_snapshots.as_ref().or(found.stored),
+            ..found
+        };
+        let fresh = stored_now(found);
         let (task, stored) = match why {
             TableReason::Poll(cause) => (
                 TableTask::Poll(cause.clone()),
@@ -238,15 +245,19 @@ impl Rules<'_> {
     /// The result of [`fit`] for this state of the slot.
     fn fit_of_slot(&self, found: Found<'_>, slot: &SlotIs) -> Result<Fit> {
         if *slot == SlotIs::There {
-            return fit_of_table(found, found.slot);
+            return fit(found);
         }
         // The confirmed LSN of a slot that is gone does not matter.
         let gone = &SlotNow {
             confirmed_flush: Lsn::ZERO,
             ..found.slot.clone()
         };
+        fit(Found {
+            slot: gone,
+            ..found
+        })
         // There is no position of a slot to take.
-        fit_of_table(found, gone).map_err(|error| error.remedy(self.choices()))
+        .map_err(|error| error.remedy(self.choices()))
     }
 
     /// What to do about `slot`, given what is stored and how that fits.
@@ -436,7 +447,10 @@ impl Rules<'_> {
             membership_oids: stored.membership_oids.clone(),
             ..found.slot.clone()
         };
-        match fit_of_table(found, same) {
+        match fit(Found {
+            slot: same,
+            ..found
+        }) {
             // A condition over the rows holds on any server that has the table.
             Err(_) if self.all_say_for_themselves() => Ok(Fit::default()),
             fit => fit.map_err(|error| error.remedy(self.choices())),
@@ -503,16 +517,6 @@ impl Rules<'_> {
         .and(NextCommand::new("verify").option("slot", self.slot))
         .and("` says what is missing in the bus")
     }
-}
-
-/// As [`fit`] with this `slot`, for a start at the table. Of an altered publication, transactions
-/// that the stream had do not count: rows of them may be missing from it.
-fn fit_of_table(found: Found<'_>, slot: &SlotNow) -> Result<Fit> {
-    let mut fit = fit(Found { slot, ..found })?;
-    if is_altered(found) {
-        fit.published = fit.published.map(Published::in_snapshots);
-    }
-    Ok(fit)
 }
 
 #[cfg(test)]

@@ -13,9 +13,14 @@
 //!   The rows of all others, up to the snapshot of the read, are published again, whether or not
 //!   the stream had them: in their order, so that the newest of an aggregate comes last.
 
+use std::time::Duration;
+
 use crate::catch_up::{CatchUp, Rows};
+use crate::ledger::confirm::Due;
 use crate::ledger::trail::{Pair, Published, Trail};
 use crate::position::Position;
+use crate::publisher::pipeline::Pipeline;
+use crate::sink::Sink;
 use crate::stored::Stored;
 
 /// A pair, and the version of the publication that its snapshot sees.
@@ -126,9 +131,20 @@ impl StreamRecord {
         }
     }
 
+    /// As [`Pipeline::due`]. Also the stored position is due again, where that is to say that the
+    /// table is read: a server that is idle sends nothing more to store a position for.
+    pub fn due<S: Sink>(&self, pipeline: &Pipeline<S>, now: Duration, hurry: bool) -> Due {
+        let due = pipeline.due(now, hurry);
+        let stored = pipeline.confirm.stored_position();
+        if due == Due::Nothing && pipeline.is_settled() && self.is_reached(stored) {
+            return Due::Progress(stored);
+        }
+        due
+    }
+
     /// Whether the table is to be read once `position` is stored: everything up to there is
     /// delivered.
-    pub fn is_reached(&self, position: Position) -> bool {
+    fn is_reached(&self, position: Position) -> bool {
         let until = self.altered.as_ref().and_then(|it| it.until.as_ref());
         until.is_some_and(|until| until.lsn <= position.end_lsn)
     }

@@ -174,12 +174,7 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         let faults = Faults::all().without(Fault::Refusal);
         match seed.is_multiple_of(2) {
             true => faults,
-            false => faults
-                .without(Fault::SlotLost)
-                .without(Fault::NoReplication)
-                .without(Fault::Failover)
-                .without(Fault::Altered)
-                .without(Fault::OverBudget),
+            false => faults.of_slot(),
         }
     };
     explore_reaching("every fault", |seed| (GAPLESS, faults(seed)), &paths);
@@ -212,6 +207,17 @@ fn what_no_slot_sends_is_read_from_the_table() {
     explore_reaching("lost slots", plan, &paths);
 }
 
+/// One or two relays with this fault, for one seed of four with no other.
+fn plan_with(fault: Fault, seed: u64) -> (Mode, Faults) {
+    let relays = 1 + usize::from(seed.is_multiple_of(2));
+    let mode = Mode::new(bus_of(seed), OnError::Stop).with_relays(relays);
+    let others = match seed % 4 {
+        0 => Faults::of(&[]),
+        _ => Faults::some(seed),
+    };
+    (mode, others.with(fault))
+}
+
 #[test]
 fn what_a_promoted_standby_has_is_delivered_in_order() {
     let paths = [
@@ -222,15 +228,7 @@ fn what_a_promoted_standby_has_is_delivered_in_order() {
         Path::TableRead,
         Path::Polled,
     ];
-    let plan = |seed: u64| {
-        let relays = 1 + usize::from(seed.is_multiple_of(2));
-        let mode = Mode::new(bus_of(seed), OnError::Stop).with_relays(relays);
-        let others = match seed % 4 {
-            0 => Faults::of(&[]),
-            _ => Faults::some(seed),
-        };
-        (mode, others.with(Fault::Failover))
-    };
+    let plan = |seed| plan_with(Fault::Failover, seed);
     explore_reaching("failovers", plan, &paths);
 }
 
@@ -244,15 +242,7 @@ fn what_an_altered_publication_left_out_is_read_from_the_table() {
         Path::Polled,
         Path::PromotedBehind,
     ];
-    let plan = |seed: u64| {
-        let relays = 1 + usize::from(seed.is_multiple_of(2));
-        let mode = Mode::new(bus_of(seed), OnError::Stop).with_relays(relays);
-        let others = match seed % 4 {
-            0 => Faults::of(&[]),
-            _ => Faults::some(seed),
-        };
-        (mode, others.with(Fault::Altered))
-    };
+    let plan = |seed| plan_with(Fault::Altered, seed);
     explore_reaching("altered publications", plan, &paths);
 }
 
@@ -281,12 +271,7 @@ fn lost_connections_and_crashed_servers_cause_no_duplicates() {
 
 #[test]
 fn committed_together_every_event_is_seen_once_whatever_fails() {
-    let faults = Faults::all().without(Fault::Refusal);
-    let faults = faults.without(Fault::SlotLost);
-    let faults = faults.without(Fault::NoReplication);
-    let faults = faults.without(Fault::Failover);
-    let faults = faults.without(Fault::Altered);
-    let faults = faults.without(Fault::OverBudget);
+    let faults = Faults::all().without(Fault::Refusal).of_slot();
     explore_without_duplicates("exactly once", |_| (TRANSACTIONAL, faults.clone()));
 }
 
@@ -429,12 +414,7 @@ fn a_relay_that_takes_over_finds_what_the_other_published() {
 #[test]
 fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
     let mode = TRANSACTIONAL.with_relays(2);
-    let faults = Faults::all().without(Fault::Refusal);
-    let faults = faults.without(Fault::SlotLost);
-    let faults = faults.without(Fault::NoReplication);
-    let faults = faults.without(Fault::Failover);
-    let faults = faults.without(Fault::Altered);
-    let faults = faults.without(Fault::OverBudget);
+    let faults = Faults::all().without(Fault::Refusal).of_slot();
     explore_without_duplicates("two relays, exactly once", |_| (mode, faults.clone()));
     let paths = [Path::TookOver, Path::StoredLate, Path::Fenced];
     let plan = |seed| (mode, Faults::some(seed));

@@ -61,6 +61,15 @@ impl Fault {
         Fault::Altered,
         Fault::OverBudget,
     ];
+
+    /// Those after which the table is read.
+    pub(super) const OF_TABLE: [Fault; 5] = [
+        Fault::SlotLost,
+        Fault::NoReplication,
+        Fault::Failover,
+        Fault::Altered,
+        Fault::OverBudget,
+    ];
 }
 
 /// Which kinds the dice may choose.
@@ -96,6 +105,12 @@ impl Faults {
         let mut faults = self.without(fault);
         faults.0.push(fault);
         faults
+    }
+
+    /// Those that want no table.
+    pub(super) fn of_slot(&self) -> Faults {
+        let of_table = Fault::OF_TABLE.into_iter();
+        of_table.fold(self.clone(), |faults, fault| faults.without(fault))
     }
 
     pub(super) fn without(&self, fault: Fault) -> Faults {

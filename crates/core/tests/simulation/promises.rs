@@ -269,7 +269,7 @@ impl World {
         tables.ever.contains(&event) && later.any(|of| tables.ever.contains(of))
     }
 
-    /// Of an alteration, before which the store has a snapshot.
+    /// Notes the events that the stored snapshot sees: no later alteration publishes them again.
     pub(super) fn note_finished(&mut self) {
         let published = self.stored.published.as_ref();
         let Some(published) = published.filter(|_| self.faults.is_only(Fault::Altered)) else {

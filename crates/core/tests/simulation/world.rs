@@ -99,14 +99,7 @@ impl World {
             seed, mode, faults, ..
         } = plan;
         // Messages are in no table.
-        let of_table = [
-            Fault::SlotLost,
-            Fault::NoReplication,
-            Fault::Failover,
-            Fault::Altered,
-            Fault::OverBudget,
-        ];
-        let reads_table = of_table.into_iter().any(|fault| faults.has(fault));
+        let reads_table = Fault::OF_TABLE.iter().any(|fault| faults.has(*fault));
         let server = Server::new(!reads_table);
         let mut dice = fastrand::Rng::with_seed(*seed);
         let broker = match mode.bus {
@@ -705,13 +698,8 @@ impl World {
             return;
         }
         let record = self.relay.process.record().unwrap();
-        let stored = pipeline.confirm.stored_position();
-        let is_last = pipeline.is_settled() && record.is_reached(stored);
-        let due = match pipeline.due(self.now, false) {
-            Due::Progress(position) | Due::Idle(position) => Some(position),
-            Due::Nothing => is_last.then_some(stored),
-        };
-        if let Some(position) = due {
+        let due = record.due(pipeline, self.now, false);
+        if let Due::Progress(position) | Due::Idle(position) = due {
             pipeline.store_begun(self.now);
             pipeline.publisher.transaction.committing = true;
             let published = pipeline.trail.published(&position);
