@@ -305,7 +305,11 @@ impl Control {
         let text = self.ask(take).await?.unwrap_or_default();
         let mut parts = text.split(' ');
         let mut part = || parts.next().unwrap_or_default();
-        let (Ok(snapshot), Ok(lsn)) = (part().parse(), part().parse()) else {
+        let snapshot = part().parse();
+        let lsn = part().parse();
+        let publication_version = part().to_owned();
+        let alterations = parts.map(str::parse).collect();
+        let (Ok(snapshot), Ok(lsn), Ok(alterations)) = (snapshot, lsn, alterations) else {
             return Err(Error::new(
                 Kind::PostgresUnfit,
                 format!("while {DOING}: the answer is not as documented"),
@@ -313,7 +317,8 @@ impl Control {
         };
         Ok(Versioned {
             pair: Pair { snapshot, lsn },
-            publication_version: part().to_owned(),
+            publication_version,
+            alterations,
         })
     }
 

@@ -7,7 +7,7 @@ use super::remedies::statements;
 use crate::support::relay::{EXIT, Relay, last_words};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::{LIMIT, eventually, throughout};
 use crate::support::world::{ARRIVAL, World};
 
 /// The catalog is looked at every half minute at least.
@@ -368,6 +368,84 @@ fn rows_of_transactions_that_span_an_alteration_are_read_from_the_table() {
         || world.check().lost.len(),
         |lost| *lost == 0,
     );
+}
+
+/// The commit of the alteration waits for a standby that does not come, and later ones do not wait.
+/// The slot heeds it, and no snapshot sees it.
+#[test]
+fn rows_that_a_snapshot_sees_before_the_alteration_that_left_them_out_are_published() {
+    let waits = [
+        ("synchronous_standby_names", "nobody"),
+        ("synchronous_commit", "local"),
+    ];
+    let postgres = Postgres::private(17, &waits);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.create_topics();
+    let config = format!(
+        "[[outbox]]
+         table = \"outbox\"
+         [[outbox]]
+         message_prefix = \"shop\"
+         route.topic = \"{}-messages\"
+         route.key = \"{{aggregateid}}\"",
+        world.name
+    );
+    world.command("setup").config_file(&config).succeed();
+    let run = world
+        .run()
+        .config_file(&config)
+        .option("--state-store", "postgres");
+    let mut relay = run.start();
+    relay.wait_ready();
+    let sql = world.sql();
+    // It is delivered, whatever the publication says.
+    let message = || {
+        sql.run(
+            r#"select pg_logical_emit_message(true, 'shop', '{"aggregateid": "a", "payload": 1}')"#,
+        )
+    };
+    world.emit(&sql, "a");
+    message();
+    world.wait_confirmed();
+    let publish = |what: &str| {
+        format!(
+            "alter publication walrelay_{} set (publish = '{what}')",
+            world.name
+        )
+    };
+    let url = world.database_url.clone();
+    let update = publish("update");
+    let alteration = std::thread::spawn(move || {
+        let session = Sql::connect(&url);
+        session.run("set synchronous_commit = on");
+        session.run(&update);
+    });
+    let altering = || {
+        sql.number(
+            "select coalesce(max(backend_xid::text::bigint), 0) from pg_stat_activity
+             where wait_event = 'SyncRep' and query like 'alter publication%'",
+        )
+    };
+    let altering = eventually("the alteration waits", LIMIT, altering, |xid| *xid > 0);
+    (0..3).for_each(|_| world.emit(&sql, "a"));
+    message();
+    world.wait_confirmed();
+    // A snapshot would see the rows, and count once the next position is stored.
+    let ends = "select max(pg_snapshot_xmax((value->'published'->>'snapshot')::pg_snapshot)
+                    ::text::bigint) from walrelay.position";
+    throughout("none is stored", Duration::from_secs(2), || {
+        message();
+        sql.number(ends) <= altering
+    });
+    // A relay that sees a publication without inserts stops.
+    relay.kill_hard();
+    postgres.alter("synchronous_standby_names", "");
+    alteration.join().unwrap();
+    sql.run(&publish("insert"));
+    let mut relay = run.start();
+    let lost = || world.check().lost.len();
+    eventually("every row has arrived", ARRIVAL, lost, |lost| *lost == 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]

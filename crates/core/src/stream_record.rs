@@ -9,8 +9,10 @@
 //!
 //! - A transaction that ran when the new version was first seen may have written such rows. The
 //!   snapshot up to which the table is read was taken after all of these ended.
-//! - A transaction counts as published only where a snapshot sees it that sees the version before.
-//!   The rows of all others, up to the snapshot of the read, are published again, whether or not
+//! - A transaction counts as published only where a snapshot sees it that sees the version before,
+//!   at a time at which no transaction had begun to write another one. Such a transaction may have
+//!   its commit record in the WAL, and wait for a standby: the slot heeds it, and no snapshot sees
+//!   it, but later transactions that do not wait. The rows of all others, up to the snapshot of the read, are published again, whether or not
 //!   the stream had them: in their order, so that the newest of an aggregate comes last.
 
 use std::time::Duration;
@@ -30,6 +32,19 @@ pub struct Versioned {
     pub pair: Pair,
     /// Empty where the snapshot sees no such publication, or a membership is gone.
     pub publication_version: String,
+    /// The transactions and savepoints that had begun to write another version (`xmax` of the rows),
+    /// also those that rolled back.
+    pub alterations: Vec<u32>,
+}
+
+impl Versioned {
+    /// Whether the snapshot may not see what is being done to the publication. A savepoint has an id
+    /// above that of its transaction, and snapshots do not list it.
+    fn is_being_altered(&self) -> bool {
+        let snapshot = &self.pair.snapshot;
+        let has_ended = |xid: &u32| snapshot.widen(*xid) < snapshot.xmin();
+        !self.alterations.iter().all(has_ended)
+    }
 }
 
 /// See the module's documentation.
@@ -114,12 +129,14 @@ impl StreamRecord {
             return PairUse::Nothing;
         }
         // Without a table, no row can be missing.
-        let is_known = taken.publication_version == self.publication_version()
-            || self.stored.table_oids.is_empty();
+        let has_table = !self.stored.table_oids.is_empty();
+        let is_known = taken.publication_version == self.publication_version();
+        let is_being_altered = taken.is_being_altered();
         let Versioned { pair, .. } = taken;
         match &mut self.altered {
             // It may see rows that were not published.
-            _ if !is_known => PairUse::Look,
+            _ if has_table && !is_known => PairUse::Look,
+            None if has_table && is_being_altered => PairUse::Nothing,
             None => PairUse::Published(pair),
             Some(altered) => {
                 let have_ended = pair.snapshot.xmin() >= altered.next_xid;
@@ -200,6 +217,7 @@ mod tests {
         Versioned {
             pair: pair(snapshot, lsn),
             publication_version: version.to_owned(),
+            alterations: Vec::new(),
         }
     }
 
@@ -241,6 +259,37 @@ mod tests {
         let other = versioned("20:20:", 200, "8");
         let counts = PairUse::Published(other.pair.clone());
         assert_eq!(record.took(other), counts, "messages are in no table");
+    }
+
+    #[test]
+    fn no_pair_counts_while_the_publication_is_being_altered() {
+        let mut record = record();
+        let mut use_of = |alterations: &[u32]| {
+            record.took(Versioned {
+                alterations: alterations.to_vec(),
+                ..versioned("20:25:20,22", 200, "7")
+            })
+        };
+        let counts = PairUse::Published(pair("20:25:20,22", 200));
+        assert_eq!(use_of(&[18, 19]), counts, "they rolled back");
+        // 21 may be a savepoint of 20.
+        for running in [20, 21, 22, 25] {
+            assert_eq!(use_of(&[19, running]), PairUse::Nothing);
+        }
+        // The table is read up to any snapshot.
+        record.altered("7".to_owned(), 20);
+        record.took(Versioned {
+            alterations: vec![22],
+            ..versioned("20:25:20,22", 200, "7")
+        });
+        assert!(record.is_reached(Position::at(Lsn::new(200))));
+        record.stored.table_oids.clear();
+        record.accept("7".to_owned());
+        let of_messages = Versioned {
+            alterations: vec![22],
+            ..versioned("20:25:20,22", 200, "8")
+        };
+        assert_eq!(record.took(of_messages), counts, "messages are in no table");
     }
 
     #[test]

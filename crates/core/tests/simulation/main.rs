@@ -351,6 +351,7 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         Path::AskedEarly,
         Path::Remembered,
         Path::WritesRefused,
+        Path::RowsUnseen,
         Path::Unroutable,
     ];
     for bus in [Bus::Gapless, Bus::Lanes] {

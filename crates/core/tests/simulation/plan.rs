@@ -323,6 +323,8 @@ pub(super) enum Path {
     TriedOften,
     /// Writes were refused more than twice in a row.
     WritesRefused,
+    /// No other session saw rows that were to be marked.
+    RowsUnseen,
     /// A topic was tried again, or given up.
     TopicTried,
     TopicGivenUp,

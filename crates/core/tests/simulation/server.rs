@@ -22,6 +22,8 @@ const FIRST_XID: u64 = 700;
 
 /// The transactions that run beside one that ends.
 const RUNNING_MAX: usize = 3;
+/// The transactions that no snapshot sees, although their commit records are in the log.
+const UNSEEN_MAX: usize = 2;
 
 /// Of messages that are events.
 pub(super) const PREFIX: &str = "shop";
@@ -62,8 +64,12 @@ pub(super) struct Server {
     ended_max: u64,
     /// Transactions that began and did not end.
     running: Vec<u64>,
+    /// Those that still count as running, although their commit records are in the log.
+    unseen: Vec<Unseen>,
     /// The end of the log at each alteration of the publication, and the version that it made.
     alterations: Vec<(Lsn, u64)>,
+    /// The transaction of an alteration that no snapshot sees, although the slot heeds it.
+    altering: Option<u64>,
     /// Transactions of which rows may be left out, because they ran then.
     spanning: BTreeSet<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
@@ -84,6 +90,14 @@ pub(super) struct Server {
     owner: Option<usize>,
     /// When the server ends the session of an owner that stands still.
     expires: Option<Duration>,
+}
+
+/// A transaction whose session waits for a standby, or for the processor.
+#[derive(Debug)]
+struct Unseen {
+    xid: u64,
+    /// It has locks on these aggregates.
+    aggregates: Vec<u8>,
 }
 
 /// What a standby has.
@@ -110,6 +124,8 @@ struct Connection {
 pub(super) struct Seen {
     pub(super) snapshot: Snapshot,
     pub(super) publication_version: String,
+    /// What altered the publication, which the snapshot does not see.
+    pub(super) altering: Option<u32>,
 }
 
 impl Transaction {
@@ -147,7 +163,9 @@ impl Server {
             next_xid: FIRST_XID,
             ended_max: FIRST_XID - 1,
             running: Vec::new(),
+            unseen: Vec::new(),
             alterations: Vec::new(),
+            altering: None,
             spanning: BTreeSet::new(),
             has_keys: !has_messages,
             has_slot: true,
@@ -245,13 +263,25 @@ impl Server {
         self.wal += random.u64(0..8) * 8;
         let commit_lsn = Lsn::new(self.wal);
         self.wal += random.u64(8..32);
-        let events = (0..random.usize(0..5)).map(|_| {
-            let aggregate = random.usize(0..self.versions.len());
-            self.versions[aggregate] += 1;
-            (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
-        });
-        let events = events.collect();
-        self.ended_max = self.ended_max.max(xid);
+        let mut events = Vec::new();
+        for _ in 0..random.usize(0..5) {
+            let aggregate = random.u8(0..4);
+            if self
+                .unseen
+                .iter()
+                .all(|it| !it.aggregates.contains(&aggregate))
+            {
+                let version = &mut self.versions[usize::from(aggregate)];
+                *version += 1;
+                events.push((aggregate, *version));
+            }
+        }
+        if self.unseen.len() < UNSEEN_MAX && random.u8(0..4) == 0 {
+            let aggregates = events.iter().map(|(aggregate, _)| *aggregate).collect();
+            self.unseen.push(Unseen { xid, aggregates });
+        } else {
+            self.ended_max = self.ended_max.max(xid);
+        }
         let mut transaction = Transaction {
             commit_lsn,
             end_lsn: Lsn::new(self.wal),
@@ -261,31 +291,70 @@ impl Server {
             events,
             left_out: BTreeSet::new(),
         };
-        if self.spanning.remove(&transaction.xid) {
+        if self.spanning.remove(&transaction.xid) || self.altering.is_some() {
             transaction.leave_out(random);
         }
         self.log.push(transaction);
     }
 
-    /// The publication is altered, and altered back. Whether rows were left out by then.
+    /// The publication is altered, and altered back at once or later. Whether rows were left out by
+    /// then.
     pub(super) fn alter_publication(&mut self, random: &mut fastrand::Rng) -> bool {
+        if self.altering.is_some() {
+            self.alter_back(random);
+            return false;
+        }
         self.wal += 8;
-        let xid = self.assign_xid();
-        let mut has_left_out = false;
+        self.altering = Some(self.assign_xid());
+        // That of a savepoint, which alters it.
+        self.assign_xid();
+        self.spanning = self.running.iter().copied().collect();
+        let before = self.log.len();
         for _ in 0..random.usize(0..3) {
             self.write(random);
-            let transaction = self.log.last_mut().unwrap();
-            transaction.leave_out(random);
-            has_left_out |= !transaction.left_out.is_empty();
         }
-        // Others begin before it ends.
+        if random.bool() {
+            self.alter_back(random);
+        }
+        let mut written = self.log[before..].iter();
+        written.any(|it| !it.left_out.is_empty())
+    }
+
+    /// Snapshots see that the publication was altered, and it is altered back.
+    fn alter_back(&mut self, random: &mut fastrand::Rng) {
+        let Some(xid) = self.altering.take() else {
+            return;
+        };
+        // Others begin before that.
         self.begin_up_to(random.usize(0..=RUNNING_MAX));
-        self.ended_max = self.ended_max.max(xid);
-        self.spanning = self.running.iter().copied().collect();
+        self.ended_max = self.ended_max.max(xid + 1);
+        self.spanning.extend(self.running.iter().copied());
         let version = self.alterations.last().map_or(1, |(_, last)| last + 1);
         let version = version.max(xid);
         self.alterations.push((self.end(), version));
-        has_left_out
+    }
+
+    /// Now and then, snapshots see a transaction whose commit record is in the log.
+    pub(super) fn commits_appear(&mut self, random: &mut fastrand::Rng) {
+        if random.u8(0..8) > 0 {
+            return;
+        }
+        let at = random.usize(0..=UNSEEN_MAX);
+        if at < self.unseen.len() {
+            let xid = self.unseen.remove(at).xid;
+            self.ended_max = self.ended_max.max(xid);
+        } else if random.bool() {
+            self.alter_back(random);
+        }
+    }
+
+    /// The server starts: what has a commit record is seen, and nothing runs.
+    fn restart(&mut self, random: &mut fastrand::Rng) {
+        self.alter_back(random);
+        self.running.clear();
+        self.unseen.clear();
+        self.spanning.clear();
+        self.ended_max = self.next_xid - 1;
     }
 
     fn publication_version(&self) -> String {
@@ -298,6 +367,7 @@ impl Server {
         Seen {
             snapshot: self.snapshot(),
             publication_version: self.publication_version(),
+            altering: self.altering.map(|xid| u32::try_from(xid + 1).unwrap()),
         }
     }
 
@@ -312,8 +382,9 @@ impl Server {
     }
 
     /// The server is killed and starts again: the slot goes back to what was on disk.
-    pub(super) fn crash(&mut self, away_until: Duration) {
+    pub(super) fn crash(&mut self, away_until: Duration, random: &mut fastrand::Rng) {
         self.end_session();
+        self.restart(random);
         self.confirmed = self.confirmed_on_disk;
         self.away_until = away_until;
     }
@@ -362,8 +433,7 @@ impl Server {
         self.identity.timeline += 1;
         let has = self.log.partition_point(|it| it.end_lsn <= switch_lsn);
         let gone = self.log.split_off(has);
-        self.running.clear();
-        self.spanning.clear();
+        self.alter_back(random);
         self.alterations.retain(|(lsn, _)| *lsn <= switch_lsn);
         if random.bool() {
             // It got no more than commits.
@@ -371,7 +441,7 @@ impl Server {
             self.next_xid = next_xids.fold(self.standby.next_xid, u64::max);
         }
         self.standby.next_xid = self.next_xid;
-        self.ended_max = self.next_xid - 1;
+        self.restart(random);
         self.standby
             .slot
             .take_if(|_| !keeps_slot && random.u8(0..3) == 0);
@@ -397,10 +467,8 @@ impl Server {
 
     /// It takes connections, nobody else has the slot, relays may replicate, and no transaction runs
     /// for ever.
-    pub(super) fn mend(&mut self) {
-        self.running.clear();
-        self.spanning.clear();
-        self.ended_max = self.next_xid - 1;
+    pub(super) fn mend(&mut self, random: &mut fastrand::Rng) {
+        self.restart(random);
         self.away_until = Duration::ZERO;
         self.held_until = Duration::ZERO;
         self.forbidden_until = Duration::ZERO;
@@ -427,8 +495,12 @@ impl Server {
     /// A slot in place of the one before: where it begins, and what had ended by then.
     pub(super) fn make_slot(&mut self, random: &mut fastrand::Rng) -> (Lsn, Snapshot) {
         // It waits for transactions that run.
+        self.alter_back(random);
         for xid in std::mem::take(&mut self.running) {
             self.end_transaction(xid, random);
+        }
+        for Unseen { xid, .. } in std::mem::take(&mut self.unseen) {
+            self.ended_max = self.ended_max.max(xid);
         }
         // Running transactions are logged.
         self.wal += 8;
@@ -490,8 +562,10 @@ impl Server {
     pub(super) fn snapshot(&self) -> Snapshot {
         // Of transactions that began after all that ended, a snapshot does not tell.
         let xmax = self.ended_max + 1;
-        let running = self.running.iter().copied().filter(|xid| *xid < xmax);
-        let running: Vec<u64> = running.collect();
+        let unseen = self.unseen.iter().map(|it| it.xid).chain(self.altering);
+        let running = self.running.iter().copied().chain(unseen);
+        let mut running: Vec<u64> = running.filter(|xid| *xid < xmax).collect();
+        running.sort_unstable();
         let xmin = running.first().copied().unwrap_or(xmax);
         let running: Vec<_> = running.iter().map(u64::to_string).collect();
         let text = format!("{xmin}:{xmax}:{}", running.join(","));

@@ -68,6 +68,13 @@ impl World {
             }
             return false;
         };
+        let snapshot = self.server.snapshot();
+        let is_seen = |xid: &u32| snapshot.sees(snapshot.widen(*xid));
+        if !batch.xids.iter().all(is_seen) {
+            write_backs.abandon();
+            self.reached.count(Path::RowsUnseen, 1);
+            return false;
+        }
         let outcome = self.random.u8(0..6);
         let outcome = if may_fail { outcome } else { 2 };
         if outcome > 0 {

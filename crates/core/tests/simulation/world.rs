@@ -287,6 +287,7 @@ impl World {
         };
         let time = Duration::from_millis(self.random.u64(0..longest));
         self.passes(time);
+        self.server.commits_appear(&mut self.random);
         let at_stake = self.at_stake();
         let before = self.of_broker();
         let (what, fault) = match self.stands_still() {
@@ -359,7 +360,7 @@ impl World {
                 let is_open = self.is_open();
                 let before = self.server.confirmed;
                 let away = Duration::from_millis(self.random.u64(0..3_000));
-                self.server.crash(self.now + away);
+                self.server.crash(self.now + away, &mut self.random);
                 self.lose_connections();
                 let went_back = self.server.confirmed < before;
                 self.reached.count(Path::SlotWentBack, u64::from(went_back));
@@ -582,7 +583,7 @@ impl World {
     pub(super) fn settle(&mut self) {
         self.broker.lock().unwrap().down = false;
         self.broker.lock().unwrap().mend();
-        self.server.mend();
+        self.server.mend(&mut self.random);
         self.go_on();
         // The acks of a record that waits for the tail of its topic are waited for in vain.
         let opens_by = self.now + LONGEST + DRAIN + LONGEST + SETTLES_BY;
@@ -724,6 +725,7 @@ impl World {
             let taken = Versioned {
                 pair,
                 publication_version: seen.publication_version,
+                alterations: seen.altering.into_iter().collect(),
             };
             match record.took(taken) {
                 PairUse::Published(pair) => pipeline.trail.took(pair.snapshot, pair.lsn),
