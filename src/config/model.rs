@@ -20,6 +20,7 @@ use walrelay_core::config::text;
 use walrelay_core::config::unit::{Bytes, Count, GIB, KIB, Lasting, MIB, Within};
 use walrelay_core::config::{Backlog, DeliveryConfig, OnLoss, SlotName};
 use walrelay_core::secret::Secret;
+use walrelay_core::watch::RetentionLimit;
 
 const SECOND_MS: u64 = 1000;
 const HOUR_MS: u64 = 3600 * SECOND_MS;
@@ -123,6 +124,11 @@ impl StreamConfig {
     /// Whether a slot that retains too much is dropped.
     pub fn gives_up_over_budget(&self) -> bool {
         self.over_budget == OverBudget::GiveUp
+    }
+
+    /// The judge of what the slot retains.
+    pub(crate) fn retention_limit(&self) -> RetentionLimit {
+        RetentionLimit::new(self.max_retained_bytes, self.gives_up_over_budget())
     }
 }
 

@@ -2,17 +2,16 @@
 //! at the catalogs, measuring slot and log. The loop waits for the ends of jobs and never for a
 //! job.
 //!
-//! [`Jobs`] asks the SQL session. [`RequeueDetector`], [`RowsPersist`], [`RetentionLimit`] and
-//! [`HeldCommits`] judge the answers, without I/O.
+//! [`Jobs`] asks the SQL session; [`walrelay_core::watch`] judges some of the answers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, SourceConfig};
+use crate::config::Config;
 use crate::relay::recovery::can_go_on;
 use crate::relay::session::Session;
 use crate::relay::shared_loop::Job;
@@ -20,10 +19,8 @@ use crate::relay::store::AnyStore;
 use crate::sink::{AnySink, BusSink as _, TailReader};
 use crate::source::control::{Control, PendingRow, WalPosition};
 use crate::source::watch::{Fingerprint, Look};
-use walrelay_core::config::unit::human_bytes;
-use walrelay_core::config::{SlotName, TableName};
+use walrelay_core::config::TableName;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::event::RowId;
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
@@ -347,253 +344,9 @@ async fn read_tail(config: Config, reader: Option<Box<dyn TailReader>>, mut tail
     )
 }
 
-/// Rows that somebody set to pending again while the slot serves.
-///
-/// A row is pending until the slot has delivered it and it was marked. So one look says nothing. A
-/// row that was pending when the log was at some LSN, and *still* is after everything up to there
-/// was delivered and marked, was set to pending again.
-#[derive(Debug, Default)]
-pub(super) struct RequeueDetector {
-    /// Pending rows, and the end of the log after they were looked at.
-    seen: Option<(HashSet<RowId>, Lsn)>,
-    warned: bool,
-}
-
-impl RequeueDetector {
-    /// None where rows do not say that they are pending.
-    pub(super) fn of(config: &Config) -> Option<RequeueDetector> {
-        config
-            .outboxes
-            .iter()
-            .any(|outbox| outbox.upkeep.pending.is_some())
-            .then(RequeueDetector::default)
-    }
-
-    /// Logs that a look failed, the first time.
-    pub(super) fn warn(&mut self, slot: &SlotName, error: &Error) {
-        if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!(event = "pending_search_failed", %slot, %error,
-                "the search for pending rows failed; an index may help");
-        }
-    }
-
-    /// These rows are `pending`, and the log was at `lsn` after that look; everything up to
-    /// `settled` was delivered and marked *before* it. Gives the rows that are to be published
-    /// again.
-    pub(super) fn looked(
-        &mut self,
-        pending: Vec<RowId>,
-        lsn: Lsn,
-        settled: &Position,
-    ) -> Vec<RowId> {
-        let Some((seen, reached)) = &self.seen else {
-            self.seen = (!pending.is_empty()).then(|| (pending.into_iter().collect(), lsn));
-            return Vec::new();
-        };
-        if settled.end_lsn < *reached {
-            // The slot has not reached the first look, which still counts.
-            return Vec::new();
-        }
-        let still: Vec<RowId> = pending
-            .iter()
-            .filter(|row| seen.contains(*row))
-            .cloned()
-            .collect();
-        self.seen =
-            (still.is_empty() && !pending.is_empty()).then(|| (pending.into_iter().collect(), lsn));
-        still
-    }
-}
-
-/// So many rows in a row are gone where rows do not stay.
-const GONE_MAX: u32 = 3;
-
-/// Whether rows stay in the table, which is what everything can be recovered from.
-///
-/// Some applications delete an event in the transaction that inserts it: the slot delivers it all
-/// the same, and the table is always empty. If the slot is lost, such events are lost with it, and
-/// the relay warns of that.
-#[derive(Debug, Default)]
-pub(super) struct RowsPersist {
-    /// The row of an event that was new at the last look. Once a later event came, other sessions
-    /// see it, if it exists. Only where commits wait for a standby it may be the other way round.
-    waiting: Option<RowId>,
-    /// By outbox: rows in a row that were gone.
-    gone: HashMap<usize, u32>,
-}
-
-impl RowsPersist {
-    /// The row to look for now, once; `newest` is the row to look for when another event came.
-    pub(super) fn due(&mut self, newest: Option<RowId>) -> Option<RowId> {
-        let due = std::mem::replace(&mut self.waiting, newest);
-        due.filter(|due| self.waiting.as_ref() != Some(due))
-    }
-
-    /// Whether it is now sure that rows do not stay; `kept` is none where the role may not look.
-    pub(super) fn found(&mut self, outbox: usize, kept: Option<bool>) -> bool {
-        let gone = self.gone.entry(outbox).or_default();
-        match kept {
-            Some(true) => *gone = 0,
-            Some(false) => *gone = gone.saturating_add(1),
-            None => {}
-        }
-        *gone == GONE_MAX && kept == Some(false)
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Or there is no limit.
-    Within,
-    Over {
-        retained: u64,
-        max: u64,
-    },
-    /// The slot is over its limit, and is to be dropped.
-    GiveUp,
-}
-
-#[derive(Debug)]
-pub(crate) struct RetentionLimit {
-    max: Option<u64>,
-    gives_up: bool,
-    told: Told,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
-    Nothing,
-    Half,
-    Over,
-}
-
-impl RetentionLimit {
-    pub(crate) fn new(config: &SourceConfig) -> Self {
-        RetentionLimit {
-            max: config.max_retained_bytes,
-            gives_up: config.gives_up_over_budget(),
-            told: Told::Nothing,
-        }
-    }
-
-    /// Judges `retained` bytes of WAL, and gives a warning, once for each step.
-    pub(crate) fn judge(&mut self, retained: u64) -> (Verdict, Option<String>) {
-        let Some(max) = self.max else {
-            return (Verdict::Within, None);
-        };
-        let state = match retained {
-            _ if retained > max => Told::Over,
-            _ if retained > max / 2 => Told::Half,
-            _ => Told::Nothing,
-        };
-        let is_news = state > self.told;
-        self.told = state;
-        let kept = human_bytes(retained);
-        let may = human_bytes(max);
-        let over = |then| format!("the slot retains {kept} of WAL, and its limit is {may}: {then}");
-        let (verdict, news) = match state {
-            Told::Nothing => return (Verdict::Within, None),
-            Told::Half => {
-                let half =
-                    format!("the slot retains {kept} of WAL, more than half of its limit of {may}");
-                (Verdict::Within, half)
-            }
-            Told::Over if self.gives_up => (
-                Verdict::GiveUp,
-                over("dropping the slot, and reading the table"),
-            ),
-            Told::Over => (
-                Verdict::Over { retained, max },
-                over("not ready until it retains less"),
-            ),
-        };
-        (verdict, is_news.then_some(news))
-    }
-}
-
-/// How long a relay that is a synchronous standby may hold up commits without an ack.
-const HELD_MAX: Duration = Duration::from_secs(3);
-
-/// Since when a relay that holds up commits of all sessions has confirmed and acked nothing.
-#[derive(Debug, Default)]
-pub(super) struct HeldCommits {
-    acked: u64,
-    confirmed: Lsn,
-    since: Option<Instant>,
-}
-
-impl HeldCommits {
-    /// Whether the relay has held up commits for too long. `holds` says whether it holds up any.
-    pub(super) fn is_too_long(
-        &mut self,
-        holds: bool,
-        acked: u64,
-        confirmed: Lsn,
-        now: Instant,
-    ) -> bool {
-        let moved = acked > self.acked || confirmed > self.confirmed;
-        self.acked = acked;
-        self.confirmed = confirmed;
-        if moved || !holds {
-            self.since = None;
-            return false;
-        }
-        now.saturating_duration_since(*self.since.get_or_insert(now)) >= HELD_MAX
-    }
-
-    /// The reason to leave the stream. `all_acked` says that the bus owes nothing.
-    pub(super) fn error(all_acked: bool) -> Error {
-        let (kind, missing) = match all_acked {
-            true => (
-                Kind::PostgresUnreachable,
-                "nothing that was acked was parked or stored",
-            ),
-            false => (Kind::BusUnreachable, "no event was acked"),
-        };
-        let seconds = HELD_MAX.as_secs();
-        let cause = format!(
-            "Postgres counts this relay as a synchronous standby, and for {seconds} s {missing}: \
-             leaving the stream, so that commits wait for other standbys alone"
-        );
-        Error::new(kind, cause)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_relay_without_progress_holds_up_commits_for_too_long() {
-        let mut held = HeldCommits::default();
-        let start = Instant::now();
-        let lsn = Lsn::new;
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(
-            (0..9).all(|second| !held.is_too_long(false, 0, lsn(1), at(second))),
-            "none waits"
-        );
-        assert!(
-            (10..19).all(|second| !held.is_too_long(true, second, lsn(1), at(second))),
-            "events are acked"
-        );
-        assert!(
-            (20..29).all(|second| !held.is_too_long(true, 19, lsn(second), at(second))),
-            "it confirms"
-        );
-        assert!(
-            (30..39).all(|second| !held.is_too_long(false, 19, lsn(29), at(second))),
-            "none waits any more"
-        );
-        let late = |held: &mut HeldCommits, second| held.is_too_long(true, 19, lsn(29), at(second));
-        assert!(!late(&mut held, 40) && !late(&mut held, 42) && late(&mut held, 43));
-        assert_eq!(HeldCommits::error(false).kind(), Kind::BusUnreachable);
-        assert_eq!(
-            HeldCommits::error(true).kind(),
-            Kind::PostgresUnreachable,
-            "the producer stays"
-        );
-    }
 
     #[test]
     fn a_passing_fault_does_not_say_that_the_table_cannot_be_read() {
@@ -615,115 +368,5 @@ mod tests {
         .unwrap();
         assert_eq!(unfit.map(|error| error.kind()), Some(Kind::Publication));
         assert_eq!(why_unreadable(Ok(())).unwrap(), None);
-    }
-
-    fn rows(ids: &[&str]) -> Vec<RowId> {
-        ids.iter()
-            .map(|id| RowId::new(0, std::iter::once(id.as_bytes())))
-            .collect()
-    }
-
-    #[test]
-    fn a_row_still_pending_after_the_position_passed_the_first_look_is_requeued() {
-        let mut again = RequeueDetector::default();
-        let at = |lsn| Position::at(Lsn::new(lsn));
-        let mut look =
-            |ids: &[&str], lsn, settled| again.looked(rows(ids), Lsn::new(lsn), &at(settled));
-        assert_eq!(look(&["a", "b"], 100, 50), []);
-        // Not there yet, however often it is looked at.
-        assert_eq!(look(&["a", "b", "c"], 120, 99), []);
-        // "b" was marked, "c" came later.
-        assert_eq!(look(&["a", "c"], 130, 100), rows(&["a"]));
-        assert_eq!(look(&["c"], 140, 135), []);
-        assert_eq!(look(&[], 150, 140), []);
-        assert_eq!(look(&["d"], 160, 150), []);
-        assert_eq!(look(&[], 170, 160), []);
-    }
-
-    #[test]
-    fn the_row_of_an_event_is_looked_up_once_when_another_event_came() {
-        let mut kept = RowsPersist::default();
-        let row = |id: u8| {
-            Some(RowId {
-                outbox: 0,
-                key: vec![id],
-            })
-        };
-        assert_eq!(kept.due(row(1)), None);
-        assert_eq!(kept.due(row(1)), None, "its commit may wait for a standby");
-        assert_eq!(kept.due(row(2)), row(1));
-        assert_eq!(kept.due(None), row(2));
-        assert_eq!(kept.due(None), None);
-    }
-
-    #[test]
-    fn rows_missing_at_three_looks_in_succession_are_reported_once() {
-        let mut kept = RowsPersist::default();
-        let mut found = |answers: &[Option<bool>]| {
-            answers
-                .iter()
-                .filter(|answer| kept.found(0, **answer))
-                .count()
-        };
-        assert_eq!(
-            found(&[
-                Some(false),
-                Some(false),
-                Some(true),
-                Some(false),
-                None,
-                Some(false)
-            ]),
-            0
-        );
-        assert_eq!(found(&[Some(false), Some(false), Some(false)]), 1);
-    }
-
-    fn judged(gives_up: bool, retained: &[u64]) -> Vec<(Verdict, bool)> {
-        let mut limit = RetentionLimit {
-            max: Some(100),
-            gives_up,
-            told: Told::Nothing,
-        };
-        retained
-            .iter()
-            .map(|bytes| limit.judge(*bytes))
-            .map(|(verdict, news)| (verdict, news.is_some()))
-            .collect()
-    }
-
-    #[test]
-    fn each_step_of_retained_wal_is_reported_once_until_the_wal_shrinks() {
-        let over = |retained| Verdict::Over { retained, max: 100 };
-        let within = Verdict::Within;
-        let grows = judged(false, &[50, 51, 60, 101, 102]);
-        let shrinks = judged(false, &[101, 60, 101, 10, 51]);
-        assert_eq!(
-            grows,
-            [
-                (within, false),
-                (within, true),
-                (within, false),
-                (over(101), true),
-                (over(102), false)
-            ]
-        );
-        assert_eq!(
-            shrinks,
-            [
-                (over(101), true),
-                (within, false),
-                (over(101), true),
-                (within, false),
-                (within, true)
-            ]
-        );
-        assert_eq!(judged(true, &[101]), [(Verdict::GiveUp, true)]);
-        let mut limit = RetentionLimit {
-            max: None,
-            gives_up: true,
-            told: Told::Nothing,
-        };
-        assert_eq!(limit.judge(u64::MAX), (Verdict::Within, None));
     }
 }

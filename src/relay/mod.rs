@@ -38,7 +38,6 @@ mod supervisor;
 mod table;
 mod table_loop;
 
-pub(crate) use self::jobs::RetentionLimit;
 pub(crate) use self::producer::setup_of;
 pub(crate) use self::recovery::can_be_read;
 pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};

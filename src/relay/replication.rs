@@ -11,9 +11,7 @@ use tokio::time::Instant;
 
 use crate::postgres::sql;
 use crate::relay::drain::DRAIN_TIMEOUT;
-use crate::relay::jobs::{
-    Done, HeldCommits, Jobs, ReadTail, RequeueDetector, RetentionLimit, RowsPersist, Verdict,
-};
+use crate::relay::jobs::{Done, Jobs, ReadTail};
 use crate::relay::recovery::rules;
 use crate::relay::session::{Session, memberships};
 use crate::relay::shared_loop::{
@@ -46,6 +44,7 @@ use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 use walrelay_core::readiness::NotReady;
 use walrelay_core::sessions::Ended;
 use walrelay_core::stream_record::{PairUse, Versioned};
+use walrelay_core::watch::{RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
 /// (P7).
@@ -93,15 +92,14 @@ pub(super) async fn run(
         },
         jobs: Jobs::new(now),
         catalog_unsound: false,
-        requeued: RequeueDetector::of(config),
+        requeued: RequeueDetector::of(&config.outboxes),
         rows_persist: RowsPersist::default(),
-        retention: RetentionLimit::new(&config.source),
-        held_commits: HeldCommits::default(),
+        retention: config.source.retention_limit(),
         pipeline,
         session,
     };
     // What the session before knew counts until the first measurement.
-    this.set_synchronous(this.pipeline.is_synchronous());
+    this.set_synchronous(this.pipeline.is_synchronous())?;
     // It was altered while no relay looked.
     if this.session.fingerprints.iter().any(|now| {
         now.publication_version() != Some(this.session.start.record.publication_version())
@@ -125,7 +123,6 @@ struct ReplicationLoop<'a> {
     requeued: Option<RequeueDetector>,
     rows_persist: RowsPersist,
     retention: RetentionLimit,
-    held_commits: HeldCommits,
 }
 
 /// Counts of the stream since the last report, and the values of the last report.
@@ -213,7 +210,15 @@ impl ReplicationLoop<'_> {
             let feedback = self.tell_server(now)?;
             if self.shared.next_report <= now {
                 self.report(now);
-                self.leave_if_commits_wait(now)?;
+                let held = self.pipeline.look_at_held_commits(now - self.shared.epoch);
+                if let Err(error) = held
+                    && self.shared.leaving.is_none()
+                {
+                    let slot = &self.shared.process.config.source.slot;
+                    tracing::error!(event = "stream_left", %slot, %error, "leaving the stream, \
+                        and trying again");
+                    return Err(error);
+                }
             }
             let left_over = self.has_left_over();
             if let Some(leaving) = self
@@ -606,9 +611,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn begin_store(&mut self, position: Position) {
-        self.pipeline.publisher.batches.seal();
-        self.pipeline.publisher.transaction.committing = true;
-        let published = self.pipeline.trail.published(&position);
+        let published = self.pipeline.storing(position);
         self.jobs
             .begin_store(&mut self.session, position, published);
     }
@@ -729,23 +732,23 @@ impl ReplicationLoop<'_> {
         }
         let health = &self.shared.process.telemetry.health;
         match verdict {
-            Verdict::Over { retained, max } => health.tell(NotReady::OverBudget(retained, max)),
+            Verdict::Over {
+                retained_bytes,
+                max_bytes,
+            } => health.tell(NotReady::OverBudget(retained_bytes, max_bytes)),
             Verdict::Within | Verdict::GiveUp => health.withdraw("over_budget"),
         }
-        // Without that, the published rows would not be known.
-        let stored = self.pipeline.confirm.stored_position();
         if verdict == Verdict::GiveUp
             && self.shared.leaving.is_none()
             && self.session.may_give_up
-            && self.pipeline.trail.published(&stored).is_some()
+            && self.pipeline.knows_published()
         {
             self.leave(Duration::ZERO, Ok(Ended::OverBudget));
         }
     }
 
-    /// Says whether commits of all sessions wait for this relay. If so, it confirms as soon as it
-    /// can. Errors: what is being written may wait for this relay, or for a session that does. The
-    /// next session begins anew.
+    /// Says whether commits of all sessions wait for this relay.
+    /// Errors: as [`Pipeline::set_synchronous`].
     fn judge_synchronous(&mut self, found: &Synchronous) -> Result<()> {
         let is_synchronous = found.counts_relay();
         let health = &self.shared.process.telemetry.health;
@@ -757,7 +760,7 @@ impl ReplicationLoop<'_> {
         if is_synchronous == self.pipeline.is_synchronous() {
             return Ok(());
         }
-        self.set_synchronous(is_synchronous);
+        let is_set = self.set_synchronous(is_synchronous);
         let slot = &self.shared.process.config.source.slot;
         if is_synchronous {
             let error = found.fault(slot);
@@ -770,40 +773,15 @@ impl ReplicationLoop<'_> {
             tracing::info!(event = "synchronous_standby_ended", %slot, "commits wait for this \
                 relay no longer");
         }
-        if is_synchronous && self.pipeline.publisher.write_backs.is_in_progress() {
-            let what = "commits wait for this relay since it began to write to rows: beginning \
-                        with other sessions";
-            return Err(Error::new(Kind::PostgresUnreachable, what));
-        }
-        Ok(())
+        is_set
     }
 
-    fn set_synchronous(&mut self, is_synchronous: bool) {
+    /// Errors: as [`Pipeline::set_synchronous`].
+    fn set_synchronous(&mut self, is_synchronous: bool) -> Result<()> {
         self.session.stream.wal.set_synchronous(is_synchronous);
-        self.pipeline.set_synchronous(is_synchronous);
-        self.shared
-            .process
-            .telemetry
-            .metrics
-            .synchronous_standby
-            .set(i64::from(is_synchronous));
-    }
-
-    /// Errors: commits wait for this relay, and it makes no progress.
-    fn leave_if_commits_wait(&mut self, now: Instant) -> Result<()> {
-        let acked = self.pipeline.publisher.counts.acked;
-        let holds = self.pipeline.holds_up_commits();
-        let confirmed = self.pipeline.confirmable();
-        if self.shared.leaving.is_none()
-            && self.held_commits.is_too_long(holds, acked, confirmed, now)
-        {
-            let error = HeldCommits::error(self.pipeline.publisher.is_drained());
-            let slot = &self.shared.process.config.source.slot;
-            tracing::error!(event = "stream_left", %slot, %error, "leaving the stream, and trying \
-                again");
-            return Err(error);
-        }
-        Ok(())
+        let metrics = &self.shared.process.telemetry.metrics;
+        metrics.synchronous_standby.set(i64::from(is_synchronous));
+        self.pipeline.set_synchronous(is_synchronous)
     }
 
     /// Looks whether the row of an event that was delivered a while ago is in its table.

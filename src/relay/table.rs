@@ -151,9 +151,7 @@ fn publisher_for(
     let server = &lease.start.stored.server;
     publisher.set_origin(&server.system_identifier, server.timeline);
     let write_backs = std::mem::take(&mut lease.store.known.left.lock().write_backs);
-    publisher.write_backs = write_backs.behind(Position::default());
-    // No commit waits for a session at the table.
-    publisher.write_backs.is_synchronous = false;
+    publisher.write_backs = write_backs.at_table();
     publisher.begin_look();
     Ok(publisher)
 }

@@ -12,8 +12,9 @@
 //! - A transaction counts as published only where a snapshot sees it that sees the version before,
 //!   at a time at which no transaction had begun to write another one. Such a transaction may have
 //!   its commit record in the WAL, and wait for a standby: the slot heeds it, and no snapshot sees
-//!   it, but later transactions that do not wait. The rows of all others, up to the snapshot of the read, are published again, whether or not
-//!   the stream had them: in their order, so that the newest of an aggregate comes last.
+//!   it, but later transactions that do not wait. The rows of all others, up to the snapshot of the
+//!   read, are published again, whether or not the stream had them: in their order, so that the
+//!   newest of an aggregate comes last.
 
 use std::time::Duration;
 
@@ -32,14 +33,15 @@ pub struct Versioned {
     pub pair: Pair,
     /// Empty where the snapshot sees no such publication, or a membership is gone.
     pub publication_version: String,
-    /// The transactions and savepoints that had begun to write another version (`xmax` of the rows),
-    /// also those that rolled back.
+    /// The transactions and savepoints that had begun to write another version, also those that
+    /// rolled back: `xmax` of the rows.
     pub alterations: Vec<u32>,
 }
 
 impl Versioned {
-    /// Whether the snapshot may not see what is being done to the publication. A savepoint has an id
-    /// above that of its transaction, and snapshots do not list it.
+    /// Whether the snapshot may not see what is being done to the publication. A savepoint has an
+    /// id above that of its transaction, and snapshots do not list it. So one that rolled back
+    /// counts until all older transactions have ended, which costs duplicates at most.
     fn is_being_altered(&self) -> bool {
         let snapshot = &self.pair.snapshot;
         let has_ended = |xid: &u32| snapshot.widen(*xid) < snapshot.xmin();

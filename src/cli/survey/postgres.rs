@@ -16,7 +16,7 @@ use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
-use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
+use crate::relay::{can_be_read, makes_slot, polls_because, start_from};
 use crate::sink::checks;
 use crate::source::preflight::{
     self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows,
@@ -287,7 +287,7 @@ fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
         (true, Asked::BeforeSetup) => survey.risk(synchronous, &source.slot, &fault),
         (true, Asked::Both) => survey.wrong(synchronous, &source.slot, &fault),
     }
-    if let (_, Some(news)) = RetentionLimit::new(source).judge(facts.retained_bytes()) {
+    if let (_, Some(news)) = source.retention_limit().judge(facts.retained_bytes()) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
         survey.warning("wal-retention", &source.slot, news, Some(fix));
     }

@@ -372,7 +372,7 @@ async fn a_relay_that_takes_nothing_in_holds_up_commits_while_they_wait_for_it()
             && pipeline.publisher.is_drained()
             && !pipeline.holds_up_commits()
     );
-    pipeline.set_synchronous(true);
+    pipeline.set_synchronous(true).unwrap();
     assert!(pipeline.holds_up_commits());
     pipeline.publisher.ledger.limits.events = 2;
     assert!(!pipeline.holds_up_commits());

@@ -39,6 +39,8 @@ pub enum Due {
 #[derive(Debug)]
 pub struct Confirm {
     stored: Position,
+    /// The last position that the store was given, which it may have.
+    last: Position,
     /// Whether a store, or the catalog check before it, is under way.
     busy: bool,
     /// The number of delivered events when the last store began.
@@ -53,6 +55,7 @@ impl Confirm {
     pub fn new(stored: Position, now: Duration) -> Self {
         Confirm {
             stored,
+            last: stored,
             busy: false,
             events_at_last: 0,
             last_begun: now,
@@ -61,22 +64,32 @@ impl Confirm {
     }
 
     /// The position to store, given the delivered position and the total number of delivered
-    /// events.
+    /// events. None is before one that the store was given: the delivered position goes back where
+    /// it waits again for rows that are to be marked.
     ///
     /// `hurry` skips the intervals, for a relay that stops.
     pub fn due(&self, delivered: Position, events: u64, now: Duration, hurry: bool) -> Due {
-        if self.busy || self.stored.is_at_or_after(&delivered) {
+        let Some(next) = self.next(delivered) else {
             return Due::Nothing;
-        }
+        };
         let waited = now.saturating_sub(self.last_begun);
         if !hurry && waited < self.interval(events) {
             return Due::Nothing;
         }
         if events > self.events_at_last {
-            Due::Progress(delivered)
+            Due::Progress(next)
         } else {
-            Due::Idle(delivered)
+            Due::Idle(next)
         }
+    }
+
+    /// The next position to store, if one can be.
+    fn next(&self, delivered: Position) -> Option<Position> {
+        let next = match self.last.is_at_or_after(&delivered) {
+            true => self.last,
+            false => delivered,
+        };
+        (!self.busy && !self.stored.is_at_or_after(&next)).then_some(next)
     }
 
     fn interval(&self, events: u64) -> Duration {
@@ -95,9 +108,7 @@ impl Confirm {
     /// The earliest time at which [`Confirm::due`] can return a position; `None` if it does not
     /// depend on the clock.
     pub fn wake_at(&self, delivered: Position, events: u64) -> Option<Duration> {
-        if self.busy || self.stored.is_at_or_after(&delivered) {
-            return None;
-        }
+        self.next(delivered)?;
         Some(self.last_begun + self.interval(events))
     }
 
@@ -108,6 +119,16 @@ impl Confirm {
         self.busy = true;
         self.events_at_last = events;
         self.last_begun = now;
+    }
+
+    /// The store is given `position`.
+    pub fn storing(&mut self, position: Position) {
+        debug_assert!(
+            position.is_at_or_after(&self.last),
+            "P12: {position} is behind {}",
+            self.last
+        );
+        self.last = position;
     }
 
     /// The store is durable: the end LSN of its position may be confirmed.
@@ -158,6 +179,7 @@ mod tests {
         let now = Duration::from_secs(1);
         assert_eq!(confirm.due(at(20), 1, now, false), Due::Progress(at(20)));
         confirm.begun(1, now);
+        confirm.storing(at(20));
         assert_eq!(confirm.confirmable(), Lsn::new(10));
         assert_eq!(
             confirm.due(at(30), 9, now * 99, true),
@@ -219,17 +241,34 @@ mod tests {
     }
 
     #[test]
+    fn no_position_follows_a_later_one_that_may_be_stored() {
+        let mut confirm = Confirm::new(at(10), Duration::ZERO);
+        let now = IDLE_INTERVAL;
+        confirm.begun(1, now);
+        confirm.storing(at(30));
+        confirm.abandoned();
+        let due = |confirm: &Confirm| confirm.due(at(20), 1, 2 * now, false);
+        assert_eq!(due(&confirm), Due::Idle(at(30)));
+        assert!(confirm.wake_at(at(20), 1).is_some());
+        confirm.begun(1, 2 * now);
+        confirm.storing(at(30));
+        confirm.stored(at(30));
+        assert_eq!(due(&confirm), Due::Nothing);
+    }
+
+    #[test]
     fn a_position_inside_a_transaction_is_stored_and_not_confirmed() {
         let mut confirm = Confirm::new(at(10), Duration::ZERO);
         let partial = crate::position::Partial {
             commit_lsn: Lsn::new(50),
             index: 3,
         };
-        confirm.begun(3, Duration::ZERO);
-        confirm.stored(Position {
+        let inside = Position {
             end_lsn: Lsn::new(10),
             partial: Some(partial),
-        });
+        };
+        confirm.begun(3, Duration::ZERO);
+        confirm.stored(inside);
         assert_eq!(confirm.confirmable(), Lsn::new(10));
         assert_eq!(confirm.stored_position().partial, Some(partial));
     }

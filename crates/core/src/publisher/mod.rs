@@ -19,6 +19,7 @@
 mod batches;
 mod context;
 pub mod delivered_before;
+mod held_commits;
 mod in_flight;
 mod intake;
 pub mod judge;

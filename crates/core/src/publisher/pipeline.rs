@@ -6,11 +6,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::event::{Assembler, Event, RowId, Step};
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
+use crate::publisher::held_commits::HeldCommits;
 use crate::publisher::{Publisher, Setup, contradiction};
 use crate::sink::Sink;
 
@@ -37,6 +38,7 @@ pub struct Pipeline<S> {
     pub trail: Trail,
     /// The events of the open transaction.
     pub begun: OpenTransaction,
+    held_commits: HeldCommits,
 }
 
 /// What a pipeline delivered.
@@ -68,6 +70,7 @@ impl<S: Sink> Pipeline<S> {
             confirm: Confirm::new(stored, now),
             trail: Trail::new(published),
             begun: OpenTransaction::default(),
+            held_commits: HeldCommits::default(),
         })
     }
 
@@ -77,6 +80,8 @@ impl<S: Sink> Pipeline<S> {
         self.assembler.resume_at(self.publisher.ledger.received());
         self.publisher.reconnected();
         self.confirm.abandoned();
+        self.confirm.set_synchronous(self.is_synchronous());
+        self.held_commits = HeldCommits::default();
     }
 
     /// Takes in one pgoutput message at `now`. Call only while [`Publisher::has_room`].
@@ -204,9 +209,18 @@ impl<S: Sink> Pipeline<S> {
         counts.acked + counts.delivered_before + write_backs.written
     }
 
-    /// A store of what was due begins.
+    /// What was due is to be stored, perhaps after a look at the catalogs.
     pub fn store_begun(&mut self, now: Duration) {
         self.confirm.begun(self.events_delivered(), now);
+    }
+
+    /// The store is given `position`, with the events that are committed together with it. Gives
+    /// the rows of the tables that are published there.
+    pub fn storing(&mut self, position: Position) -> Option<Published> {
+        self.confirm.storing(position);
+        self.publisher.batches.seal();
+        self.publisher.transaction.committing = true;
+        self.trail.published(&position)
     }
 
     /// The store has `position`. Gives the number of events that were committed with it, where
@@ -216,10 +230,22 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.committed()
     }
 
-    /// Commits of other sessions wait for the confirmed LSN, or do no longer.
-    pub fn set_synchronous(&mut self, is_synchronous: bool) {
+    /// Commits of other sessions wait for the confirmed LSN, or do no longer. If so, the relay
+    /// confirms as soon as it can.
+    ///
+    /// # Errors
+    /// What is being written may wait for this relay, or for a session that does. The next session
+    /// begins anew.
+    pub fn set_synchronous(&mut self, is_synchronous: bool) -> Result<()> {
+        let begins = is_synchronous && !self.is_synchronous();
         self.confirm.set_synchronous(is_synchronous);
         self.publisher.write_backs.is_synchronous = is_synchronous;
+        if begins && self.publisher.write_backs.is_in_progress() {
+            let what = "commits wait for this relay since it began to write to rows: beginning \
+                        with other sessions";
+            return Err(Error::new(Kind::PostgresUnreachable, what));
+        }
+        Ok(())
     }
 
     /// Whether commits of other sessions wait for the confirmed LSN.
@@ -234,6 +260,27 @@ impl<S: Sink> Pipeline<S> {
         let is_stored = self.confirm.stored_position().is_at_or_after(&delivered);
         self.is_synchronous()
             && !(self.publisher.has_room() && self.publisher.is_drained() && is_stored)
+    }
+
+    /// Looks for how long it has held up commits.
+    ///
+    /// # Errors
+    /// For three seconds, in which nothing was acked or stored: the stream is to be left.
+    pub fn look_at_held_commits(&mut self, now: Duration) -> Result<()> {
+        let holds = self.holds_up_commits();
+        let acked = self.publisher.counts.acked;
+        let confirmed = self.confirmable();
+        if self.held_commits.is_too_long(holds, acked, confirmed, now) {
+            return Err(HeldCommits::error(self.publisher.is_drained()));
+        }
+        Ok(())
+    }
+
+    /// Whether it is known at the stored position which rows of the tables are published: without
+    /// that, the slot is not to be dropped.
+    pub fn knows_published(&mut self) -> bool {
+        let stored = self.confirm.stored_position();
+        self.trail.published(&stored).is_some()
     }
 
     /// What is delivered up to `position`, which no later store is behind.

@@ -112,6 +112,14 @@ impl WriteBacks {
         self
     }
 
+    /// Those that a stream left, for a session at the table: no commit waits for one.
+    pub fn at_table(self) -> WriteBacks {
+        WriteBacks {
+            is_synchronous: false,
+            ..self.behind(Position::default())
+        }
+    }
+
     fn oldest(&self) -> impl Iterator<Item = &Due> {
         self.parks.front().into_iter().chain(self.marks.front())
     }

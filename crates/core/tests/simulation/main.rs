@@ -168,6 +168,8 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         Path::Unroutable,
         Path::StoodBy,
         Path::TriedOften,
+        Path::CommitsWait,
+        Path::StreamLeft,
     ];
     // A slot that may be lost wants a table that has each event.
     let faults = |seed: u64| {
@@ -352,6 +354,8 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         Path::Remembered,
         Path::WritesRefused,
         Path::RowsUnseen,
+        Path::CommitsWait,
+        Path::StreamLeft,
         Path::Unroutable,
     ];
     for bus in [Bus::Gapless, Bus::Lanes] {
@@ -502,6 +506,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         | Fault::BrokerDown
         | Fault::Refusal
         | Fault::SlotActive
+        | Fault::Synchronous
         | Fault::Unroutable => true,
     };
     let is_promised = match promise {

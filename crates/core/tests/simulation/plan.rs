@@ -40,10 +40,12 @@ pub(super) enum Fault {
     Altered,
     /// The slot retains more than its limit, and the relay drops it.
     OverBudget,
+    /// Commits wait for the relay for a while, as for a synchronous standby.
+    Synchronous,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 16] = [
+    pub(super) const ALL: [Fault; 17] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -60,6 +62,7 @@ impl Fault {
         Fault::Failover,
         Fault::Altered,
         Fault::OverBudget,
+        Fault::Synchronous,
     ];
 
     /// Those after which the table is read.
@@ -368,6 +371,9 @@ pub(super) enum Path {
     SentInPart,
     /// The relay dropped its slot.
     SlotDropped,
+    /// The relay noticed that commits wait for it; it left the stream for that.
+    CommitsWait,
+    StreamLeft,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

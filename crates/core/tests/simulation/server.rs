@@ -24,6 +24,8 @@ const FIRST_XID: u64 = 700;
 const RUNNING_MAX: usize = 3;
 /// The transactions that no snapshot sees, although their commit records are in the log.
 const UNSEEN_MAX: usize = 2;
+/// How long a commit may wait for a relay that streams, and takes in, delivers and confirms nothing.
+const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Of messages that are events.
 pub(super) const PREFIX: &str = "shop";
@@ -66,10 +68,11 @@ pub(super) struct Server {
     running: Vec<u64>,
     /// Those that still count as running, although their commit records are in the log.
     unseen: Vec<Unseen>,
-    /// The end of the log at each alteration of the publication, and the version that it made.
+    /// Where the log has each alteration of the publication, and the version that it made.
     alterations: Vec<(Lsn, u64)>,
-    /// The transaction of an alteration that no snapshot sees, although the slot heeds it.
-    altering: Option<u64>,
+    /// The transaction of an alteration that no snapshot sees, although the slot heeds it from there
+    /// on.
+    altering: Option<(Lsn, u64)>,
     /// Transactions of which rows may be left out, because they ran then.
     spanning: BTreeSet<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
@@ -84,6 +87,11 @@ pub(super) struct Server {
     held_until: Duration,
     /// Until when the relays may not replicate.
     forbidden_until: Duration,
+    /// Until when commits wait for the relay that streams.
+    synchronous_until: Duration,
+    now: Duration,
+    /// When the relay last took something in, had it delivered, or confirmed it.
+    moved_at: Duration,
     connection: Option<Connection>,
     /// The relay that acts, and the one that has the slot or the lease.
     pub(super) acting: usize,
@@ -98,6 +106,14 @@ struct Unseen {
     xid: u64,
     /// It has locks on these aggregates.
     aggregates: Vec<u8>,
+    /// Where it waits for the slot to be confirmed.
+    waits: Option<Wait>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    until: Lsn,
+    since: Duration,
 }
 
 /// What a standby has.
@@ -179,6 +195,9 @@ impl Server {
             away_until: Duration::ZERO,
             held_until: Duration::ZERO,
             forbidden_until: Duration::ZERO,
+            synchronous_until: Duration::ZERO,
+            now: Duration::ZERO,
+            moved_at: Duration::ZERO,
             connection: None,
             acting: 0,
             owner: None,
@@ -218,16 +237,54 @@ impl Server {
         }
     }
 
+    /// Panics where a commit waited for too long.
     pub(super) fn passes(&mut self, now: Duration) {
+        self.now = now;
         if self.expires.is_some_and(|expires| expires <= now) {
             self.end_session();
         }
+        self.end_waits();
+        let mut waits = self.unseen.iter().filter_map(|it| it.waits.as_ref());
+        let longest = waits.next().map(|it| now - it.since.max(self.moved_at));
+        assert!(
+            longest.is_none_or(|longest| longest < WAIT_MAX),
+            "P13: a commit waits for the relay for {longest:?}"
+        );
     }
 
     fn end_session(&mut self) {
         self.connection = None;
         self.owner = None;
         self.expires = None;
+        self.end_waits();
+    }
+
+    /// The relay makes progress.
+    pub(super) fn moves(&mut self) {
+        self.moved_at = self.now;
+    }
+
+    /// Commits wait for the relay that streams until then.
+    pub(super) fn waits_for_relay(&mut self, until: Duration) {
+        self.synchronous_until = until;
+    }
+
+    /// Whether commits wait for the relay that streams.
+    pub(super) fn is_synchronous(&self) -> bool {
+        self.now < self.synchronous_until && self.is_streamed()
+    }
+
+    /// Snapshots see the commits whose wait is over.
+    fn end_waits(&mut self) {
+        let is_synchronous = self.is_synchronous();
+        let confirmed = self.confirmed;
+        let is_over = |it: &mut Unseen| {
+            let waits = it.waits.as_ref();
+            waits.is_some_and(|it| !is_synchronous || it.until <= confirmed)
+        };
+        for Unseen { xid, .. } in self.unseen.extract_if(.., is_over) {
+            self.ended_max = self.ended_max.max(xid);
+        }
     }
 
     /// A business transaction commits: of 0 to 4 events.
@@ -276,9 +333,16 @@ impl Server {
                 events.push((aggregate, *version));
             }
         }
-        if self.unseen.len() < UNSEEN_MAX && random.u8(0..4) == 0 {
-            let aggregates = events.iter().map(|(aggregate, _)| *aggregate).collect();
-            self.unseen.push(Unseen { xid, aggregates });
+        let waits = self.is_synchronous().then_some(Wait {
+            until: Lsn::new(self.wal),
+            since: self.now,
+        });
+        if waits.is_some() || self.unseen.len() < UNSEEN_MAX && random.u8(0..4) == 0 {
+            self.unseen.push(Unseen {
+                xid,
+                aggregates: events.iter().map(|(aggregate, _)| *aggregate).collect(),
+                waits,
+            });
         } else {
             self.ended_max = self.ended_max.max(xid);
         }
@@ -305,7 +369,7 @@ impl Server {
             return false;
         }
         self.wal += 8;
-        self.altering = Some(self.assign_xid());
+        self.altering = Some((self.end(), self.assign_xid()));
         // That of a savepoint, which alters it.
         self.assign_xid();
         self.spanning = self.running.iter().copied().collect();
@@ -322,7 +386,7 @@ impl Server {
 
     /// Snapshots see that the publication was altered, and it is altered back.
     fn alter_back(&mut self, random: &mut fastrand::Rng) {
-        let Some(xid) = self.altering.take() else {
+        let Some((lsn, xid)) = self.altering.take() else {
             return;
         };
         // Others begin before that.
@@ -331,7 +395,7 @@ impl Server {
         self.spanning.extend(self.running.iter().copied());
         let version = self.alterations.last().map_or(1, |(_, last)| last + 1);
         let version = version.max(xid);
-        self.alterations.push((self.end(), version));
+        self.alterations.push((lsn, version));
     }
 
     /// Now and then, snapshots see a transaction whose commit record is in the log.
@@ -340,7 +404,7 @@ impl Server {
             return;
         }
         let at = random.usize(0..=UNSEEN_MAX);
-        if at < self.unseen.len() {
+        if self.unseen.get(at).is_some_and(|it| it.waits.is_none()) {
             let xid = self.unseen.remove(at).xid;
             self.ended_max = self.ended_max.max(xid);
         } else if random.bool() {
@@ -351,6 +415,7 @@ impl Server {
     /// The server starts: what has a commit record is seen, and nothing runs.
     fn restart(&mut self, random: &mut fastrand::Rng) {
         self.alter_back(random);
+        self.synchronous_until = Duration::ZERO;
         self.running.clear();
         self.unseen.clear();
         self.spanning.clear();
@@ -367,7 +432,9 @@ impl Server {
         Seen {
             snapshot: self.snapshot(),
             publication_version: self.publication_version(),
-            altering: self.altering.map(|xid| u32::try_from(xid + 1).unwrap()),
+            altering: self
+                .altering
+                .map(|(_, xid)| u32::try_from(xid + 1).unwrap()),
         }
     }
 
@@ -465,8 +532,8 @@ impl Server {
         now < self.held_until || self.is_taken()
     }
 
-    /// It takes connections, nobody else has the slot, relays may replicate, and no transaction runs
-    /// for ever.
+    /// It takes connections, nobody else has the slot, relays may replicate, and no transaction
+    /// runs for ever.
     pub(super) fn mend(&mut self, random: &mut fastrand::Rng) {
         self.restart(random);
         self.away_until = Duration::ZERO;
@@ -562,7 +629,8 @@ impl Server {
     pub(super) fn snapshot(&self) -> Snapshot {
         // Of transactions that began after all that ended, a snapshot does not tell.
         let xmax = self.ended_max + 1;
-        let unseen = self.unseen.iter().map(|it| it.xid).chain(self.altering);
+        let altering = self.altering.map(|(_, xid)| xid);
+        let unseen = self.unseen.iter().map(|it| it.xid).chain(altering);
         let running = self.running.iter().copied().chain(unseen);
         let mut running: Vec<u64> = running.filter(|xid| *xid < xmax).collect();
         running.sort_unstable();
@@ -597,6 +665,7 @@ impl Server {
         let is_owner = self.is_owner();
         let connection = self.connection.as_mut().filter(|_| is_owner)?;
         if let Some(sent) = connection.queue.pop_front() {
+            self.moved_at = self.now;
             return Some(sent);
         }
         if connection.next == self.log.len() || random.u8(0..10) == 0 {
@@ -638,7 +707,11 @@ impl Server {
             connection.status
         );
         connection.status = confirmed;
-        self.confirmed = self.confirmed.max(confirmed);
+        if confirmed > self.confirmed {
+            self.confirmed = confirmed;
+            self.moved_at = self.now;
+        }
+        self.end_waits();
     }
 }
 

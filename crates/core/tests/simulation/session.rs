@@ -17,6 +17,7 @@ use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
 use walrelay_core::stream_record::StreamRecord;
+use walrelay_core::watch::{RetentionLimit, Verdict};
 
 use super::broker::{Producer, Shared};
 use super::plan::{Fault, Path};
@@ -31,6 +32,8 @@ pub(super) const LONGEST: Duration = Duration::from_secs(15);
 pub(super) const DRAIN: Duration = Duration::from_secs(10);
 /// The topic of positions, which refuses none.
 const POSITIONS: &str = "positions";
+/// How much of the log the slot may retain.
+const RETAINED_MAX: u64 = 1_200;
 
 /// What a process of the relay knows beside its pipeline.
 #[derive(Default)]
@@ -60,6 +63,7 @@ struct Open {
     since: Duration,
     /// What a stream stores.
     record: StreamRecord,
+    retention: RetentionLimit,
 }
 
 impl Process {
@@ -188,7 +192,7 @@ impl World {
         publisher.judge.quarantine = self.relay.process.quarantine.take_over();
         let left = &mut self.relay.process.left;
         let delivered = left.tell(&mut start, why);
-        publisher.write_backs = std::mem::take(&mut left.write_backs).behind(Position::default());
+        publisher.write_backs = std::mem::take(&mut left.write_backs).at_table();
         if let Some(tables) = &self.tables {
             publisher.begin_look();
             publisher.judge.parking.begin(tables.index());
@@ -239,9 +243,11 @@ impl World {
         let resumed = self.relay.process.sessions.opened();
         self.reached
             .count(Path::TriedOften, u64::from(resumed.tries > 3));
+        let has_limit = self.faults.has(Fault::OverBudget);
         self.relay.process.open = Some(Open {
             since: self.now,
             record: StreamRecord::new(self.stored.clone()),
+            retention: RetentionLimit::new(has_limit.then_some(RETAINED_MAX), true),
         });
     }
 
@@ -300,6 +306,38 @@ impl World {
                 );
                 taken.map(|_| ())
             }
+        }
+    }
+
+    /// A relay that streams measures slot and log, and leaves the stream where commits wait for too
+    /// long.
+    pub(super) fn watch(&mut self) {
+        if self.relay.reading.is_some() || !self.server.is_connected() {
+            return;
+        }
+        let Some(pipeline) = &mut self.relay.pipeline else {
+            return;
+        };
+        if self.random.u8(0..4) == 0 {
+            let waits = self.server.is_synchronous();
+            let begins = waits && !pipeline.is_synchronous();
+            self.reached.count(Path::CommitsWait, u64::from(begins));
+            if let Err(error) = pipeline.set_synchronous(waits) {
+                return self.interrupted(error);
+            }
+            let retained_bytes = self.server.end().bytes_since(self.server.confirmed);
+            let open = self.relay.process.open.as_mut().unwrap();
+            let (verdict, _) = open.retention.judge(retained_bytes);
+            if verdict == Verdict::GiveUp && pipeline.knows_published() {
+                return self.session_done(Ended::OverBudget);
+            }
+        }
+        if pipeline.is_synchronous() {
+            self.server.status(pipeline.confirmable());
+        }
+        if let Err(error) = pipeline.look_at_held_commits(self.now) {
+            self.reached.count(Path::StreamLeft, 1);
+            self.interrupted(error);
         }
     }
 

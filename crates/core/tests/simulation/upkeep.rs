@@ -75,6 +75,11 @@ impl World {
             self.reached.count(Path::RowsUnseen, 1);
             return false;
         }
+        if batch.on_standbys() && self.server.is_synchronous() {
+            // Its commit waits for this relay.
+            upkeep.writing = Some(batch);
+            return false;
+        }
         let outcome = self.random.u8(0..6);
         let outcome = if may_fail { outcome } else { 2 };
         if outcome > 0 {

@@ -60,6 +60,8 @@ pub(super) struct World {
     tables_there: Option<Tables>,
     /// Events whose rows were marked on a server that is no more.
     pub(super) unmarked: BTreeSet<Logged>,
+    /// Whether positions did not wait for marks for a while, as commits waited for them.
+    pub(super) may_lack_marks: bool,
     /// What the store has as published in whole.
     pub(super) published: BTreeSet<Logged>,
     /// Events that no server has any more.
@@ -145,6 +147,7 @@ impl World {
             tables: mode.parks().then(Tables::default),
             tables_there: mode.parks().then(Tables::default),
             unmarked: BTreeSet::new(),
+            may_lack_marks: false,
             trace: DefaultHasher::new(),
             last: VecDeque::new(),
         }
@@ -289,15 +292,17 @@ impl World {
         self.passes(time);
         self.server.commits_appear(&mut self.random);
         let at_stake = self.at_stake();
-        let before = self.of_broker();
-        let (what, fault) = match self.stands_still() {
-            true => self.stands(),
-            false => self.one_thing(),
+        let before = self.that_were_met();
+        let (what, fault) = if self.stands_still() {
+            self.stands()
+        } else {
+            self.watch();
+            self.one_thing()
         };
         self.end_wait();
         self.reached.steps += 1;
         self.tell(what);
-        let after = self.of_broker();
+        let after = self.that_were_met();
         let met = before
             .iter()
             .zip(&after)
@@ -312,8 +317,9 @@ impl World {
         self.check_promises();
     }
 
-    /// How often the relay met each fault of the bus and of events.
-    fn of_broker(&self) -> [(Fault, u64); 4] {
+    /// How often the relay met each fault of the bus and of events, and a slot over its limit.
+    fn that_were_met(&self) -> [(Fault, u64); 5] {
+        let dropped = self.reached.paths.get(&Path::SlotDropped).copied();
         let broker = self.broker.lock().unwrap();
         let refused = broker.refused_alone + broker.batches_refused + broker.refused.len() as u64;
         [
@@ -321,6 +327,7 @@ impl World {
             (Fault::Unroutable, broker.topics_lacked),
             (Fault::Refusal, refused),
             (Fault::BrokerDown, broker.held_up),
+            (Fault::OverBudget, dropped.unwrap_or_default()),
         ]
     }
 
@@ -400,7 +407,7 @@ impl World {
             Fault::NoReplication,
             Fault::Failover,
             Fault::Altered,
-            Fault::OverBudget,
+            Fault::Synchronous,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -440,12 +447,12 @@ impl World {
                 self.fail_over();
                 ("failover", chosen)
             }
-            Some(Fault::OverBudget) => {
-                let is_streaming = self.is_open() && self.relay.reading.is_none();
-                if is_streaming {
-                    self.session_done(Ended::OverBudget);
-                }
-                ("slot over its limit", chosen.filter(|_| is_streaming))
+            Some(Fault::Synchronous) => {
+                let waits = Duration::from_millis(self.random.u64(0..20_000));
+                self.server.waits_for_relay(self.now + waits);
+                self.may_lack_marks = true;
+                let is_streamed = self.server.is_streamed();
+                ("commits wait", chosen.filter(|_| is_streamed))
             }
             Some(Fault::Altered) => {
                 self.is_altered = true;
@@ -645,6 +652,9 @@ impl World {
             deliveries.extend(self.broker.lock().unwrap().ack_one(&mut self.random));
         }
         self.ack_other();
+        if !deliveries.is_empty() {
+            self.server.moves();
+        }
         self.deliver(deliveries);
     }
 
@@ -702,8 +712,7 @@ impl World {
         let due = record.due(pipeline, self.now, false);
         if let Due::Progress(position) | Due::Idle(position) = due {
             pipeline.store_begun(self.now);
-            pipeline.publisher.transaction.committing = true;
-            let published = pipeline.trail.published(&position);
+            let published = pipeline.storing(position);
             self.relay.storing = Some(record.at(position, published));
         }
         self.ask();
