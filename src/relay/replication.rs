@@ -199,18 +199,19 @@ impl ReplicationLoop<'_> {
                 self.halt(error)?;
             }
             let now = Instant::now();
+            let since = now - self.shared.epoch;
             let rest = self
                 .session
                 .stream
                 .pacer
                 .rests_until(now, self.pipeline.publisher.counts.assembled);
             let follows = self.session.stream.has_more || gathers || rest.is_some();
-            self.pipeline.look(now - self.shared.epoch, follows);
+            self.pipeline.look(since, follows);
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.shared.next_report <= now {
                 self.report(now);
-                let held = self.pipeline.look_at_held_commits(now - self.shared.epoch);
+                let held = self.pipeline.look_at_held_commits(since);
                 if let Err(error) = held
                     && self.shared.leaving.is_none()
                 {
@@ -220,7 +221,8 @@ impl ReplicationLoop<'_> {
                     return Err(error);
                 }
             }
-            let left_over = self.has_left_over();
+            let may_look = self.may_look();
+            let left_over = self.pipeline.has_left_over(since, may_look);
             if let Some(leaving) = self
                 .shared
                 .leaving
@@ -824,23 +826,6 @@ impl ReplicationLoop<'_> {
                 return better;
             }
         }
-    }
-
-    /// Whether something received still has to be acked, stored or confirmed.
-    fn has_left_over(&self) -> bool {
-        let pipeline = &self.pipeline;
-        if pipeline.is_settled() {
-            return false;
-        }
-        if pipeline.publisher.write_backs.refused && pipeline.is_stored_as_far_as_written_back() {
-            return false;
-        }
-        if self.may_look() || !pipeline.publisher.is_drained() {
-            return true;
-        }
-        // Keepalives alone are not stored without a look at the catalogs.
-        let due = pipeline.due(self.shared.epoch.elapsed(), true);
-        !matches!(due, Due::Idle(_))
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be

@@ -331,9 +331,14 @@ impl Lease {
             wal_end: control.wal_position().await?.wal_end,
             ..facts
         };
+        let slot = slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()));
+        let seen = control.take_pair(slot.membership_oids.clone()).await?;
         let slot = SlotNow {
             cluster_id,
-            ..slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()))
+            // Or it was, since the facts were looked at.
+            is_being_altered: seen.is_being_altered()
+                || seen.publication_version != slot.publication_version,
+            ..slot
         };
         let found = Found {
             stored: loaded.as_ref(),
@@ -554,6 +559,7 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
             .map(|publication| publication.oid)
             .unwrap_or_default(),
         publication_version: publication_version(facts),
+        is_being_altered: false,
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
         membership_oids: memberships(&fingerprints),
         message_prefixes: sorted(

@@ -23,7 +23,7 @@
 //! | P3 nothing skipped | [`publisher::judge`], [`publisher::quarantine`], [`parked`] | 23, 37, 44, 48, 49, 90, 91, 93 |
 //! | P4 memory, P5 back-pressure | [`publisher`] (`intake.rs`), [`ledger`]; status updates by the program | 24, 25 |
 //! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives | 26 |
-//! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 113 |
+//! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 113, 116 |
 //! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | 36, 52, 67, 69, 106, 107 |
 //! | P11 hostile input | each parser here; [`printable`], [`secret`] | 32; tests `fuzzed_…` |
 //! | P12 the table | [`recovery`], [`catch_up`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115 |

@@ -531,6 +531,7 @@ mod tests {
             confirmed_flush: Lsn::new(confirmed),
             publication_oid: 11,
             publication_version: String::new(),
+            is_being_altered: false,
             table_oids: vec![12],
             membership_oids: vec![13],
             message_prefixes: Vec::new(),
@@ -623,9 +624,14 @@ mod tests {
             membership_oids: vec![14],
             ..same.clone()
         };
+        let unseen = SlotNow {
+            is_being_altered: true,
+            ..same.clone()
+        };
         for (now, also) in [
             (same, vec![12]),
             (altered, Vec::new()),
+            (unseen, Vec::new()),
             (others, Vec::new()),
         ] {
             let found = Found {

@@ -26,6 +26,9 @@ pub struct SlotNow {
     pub publication_oid: u32,
     /// The version of the publication: `xmin` of its row.
     pub publication_version: String,
+    /// Whether another version may have been begun, which is not seen. To be told where the table
+    /// is read.
+    pub is_being_altered: bool,
     /// OIDs of the outbox tables, sorted.
     pub table_oids: Vec<u32>,
     /// OIDs of the rows that say the tables are in the publication, sorted.
@@ -165,13 +168,14 @@ pub fn fit(found: Found<'_>) -> Result<Fit> {
     })
 }
 
-/// Whether the publication was altered since the position was stored: rows that were written
-/// meanwhile may be missing from the stream.
+/// Whether the publication was altered since the position was stored, also where that is not seen
+/// yet: rows that were written meanwhile may be missing from the stream.
 pub(crate) fn is_altered(found: Found<'_>) -> bool {
     let slot = found.slot;
     found.stored.is_some_and(|stored| {
         let before = &stored.publication_version;
-        stored.publication_oid != slot.publication_oid
+        slot.is_being_altered
+            || stored.publication_oid != slot.publication_oid
             || stored.membership_oids != slot.membership_oids
             || !before.is_empty() && *before != slot.publication_version
     })
@@ -621,6 +625,7 @@ mod tests {
             confirmed_flush,
             publication_oid: 11,
             publication_version: String::new(),
+            is_being_altered: false,
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],

@@ -42,10 +42,10 @@ impl Versioned {
     /// Whether the snapshot may not see what is being done to the publication. A savepoint has an
     /// id above that of its transaction, and snapshots do not list it. So one that rolled back
     /// counts until all older transactions have ended, which costs duplicates at most.
-    fn is_being_altered(&self) -> bool {
+    pub fn is_being_altered(&self) -> bool {
         let snapshot = &self.pair.snapshot;
-        let has_ended = |xid: &u32| snapshot.widen(*xid) < snapshot.xmin();
-        !self.alterations.iter().all(has_ended)
+        let may_run = |xid: &u32| snapshot.widen(*xid) >= snapshot.xmin();
+        self.alterations.iter().any(may_run)
     }
 }
 

@@ -308,6 +308,17 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.write_backs.is_empty() && self.is_stored_as_far_as_written_back()
     }
 
+    /// Whether a relay that leaves still has something to do: something received is not acked, not
+    /// stored or not confirmable. Keepalives alone are stored only after a look at the catalogs, and
+    /// `may_look` says whether one can tell anything.
+    pub fn has_left_over(&self, now: Duration, may_look: bool) -> bool {
+        let writes_no_more = self.publisher.write_backs.refused;
+        if self.is_settled() || writes_no_more && self.is_stored_as_far_as_written_back() {
+            return false;
+        }
+        may_look || !self.publisher.is_drained() || !matches!(self.due(now, true), Due::Idle(_))
+    }
+
     /// Whether everything taken in is acked, and what of it is written back is stored.
     pub fn is_stored_as_far_as_written_back(&self) -> bool {
         let stored = self.confirm.stored_position();

@@ -170,6 +170,7 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         Path::TriedOften,
         Path::CommitsWait,
         Path::StreamLeft,
+        Path::StoppedWell,
     ];
     // A slot that may be lost wants a table that has each event.
     let faults = |seed: u64| {
@@ -269,6 +270,15 @@ fn lost_connections_and_crashed_servers_cause_no_duplicates() {
         (GAPLESS, Faults::of(&faults[..kinds]))
     };
     explore_without_duplicates("server faults", plan);
+}
+
+#[test]
+fn a_relay_that_stops_leaves_nothing_to_the_next_one() {
+    for bus in [Bus::Gapless, Bus::Lanes] {
+        let mode = Mode::new(bus, OnError::Stop);
+        let faults = Faults::of(&[Fault::Stop, Fault::Disconnect, Fault::ServerCrash]);
+        explore_without_duplicates("stops", |_| (mode, faults.clone()));
+    }
 }
 
 #[test]
@@ -506,6 +516,7 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         | Fault::BrokerDown
         | Fault::Refusal
         | Fault::SlotActive
+        | Fault::Stop
         | Fault::Synchronous
         | Fault::Unroutable => true,
     };

@@ -42,10 +42,12 @@ pub(super) enum Fault {
     OverBudget,
     /// Commits wait for the relay for a while, as for a synchronous standby.
     Synchronous,
+    /// The relay is told to stop, and another one starts.
+    Stop,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 17] = [
+    pub(super) const ALL: [Fault; 18] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -63,6 +65,7 @@ impl Fault {
         Fault::Altered,
         Fault::OverBudget,
         Fault::Synchronous,
+        Fault::Stop,
     ];
 
     /// Those after which the table is read.
@@ -374,6 +377,8 @@ pub(super) enum Path {
     /// The relay noticed that commits wait for it; it left the stream for that.
     CommitsWait,
     StreamLeft,
+    /// A relay that was told to stop left nothing over.
+    StoppedWell,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

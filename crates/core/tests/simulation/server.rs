@@ -586,6 +586,7 @@ impl Server {
             confirmed_flush: Some(self.confirmed).filter(is_there).unwrap_or_default(),
             publication_oid: 1,
             publication_version: self.publication_version(),
+            is_being_altered: self.altering.is_some(),
             table_oids: vec![TABLE_OID],
             membership_oids: Vec::new(),
             message_prefixes: has_messages

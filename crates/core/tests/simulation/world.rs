@@ -37,6 +37,9 @@ use super::turns::Relay;
 /// Steps that are told of a failure.
 const TOLD: usize = 40;
 
+/// Acks that a relay waits for that is told to stop.
+const STOP_STEPS: usize = 100;
+
 /// The time of a step once faults have stopped.
 const SETTLES_BY: Duration = Duration::from_secs(6);
 
@@ -408,6 +411,7 @@ impl World {
             Fault::Failover,
             Fault::Altered,
             Fault::Synchronous,
+            Fault::Stop,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -446,6 +450,10 @@ impl World {
             Some(Fault::Failover) => {
                 self.fail_over();
                 ("failover", chosen)
+            }
+            Some(Fault::Stop) => {
+                let was_streaming = self.stop();
+                ("told to stop", chosen.filter(|_| was_streaming))
             }
             Some(Fault::Synchronous) => {
                 let waits = Duration::from_millis(self.random.u64(0..20_000));
@@ -677,8 +685,12 @@ impl World {
         }
     }
 
-    /// A store under way ends, or one that is due begins.
     fn store(&mut self) {
+        self.store_in(false);
+    }
+
+    /// A store under way ends, or one that is due begins; in a `hurry`, where the relay stops.
+    fn store_in(&mut self, hurry: bool) {
         if self.relay.reading.is_some() {
             if let Some(stored) = self.relay.storing.take() {
                 self.stored = stored.clone();
@@ -709,7 +721,7 @@ impl World {
             return;
         }
         let record = self.relay.process.record().unwrap();
-        let due = record.due(pipeline, self.now, false);
+        let due = record.due(pipeline, self.now, hurry);
         if let Due::Progress(position) | Due::Idle(position) = due {
             pipeline.store_begun(self.now);
             let published = pipeline.storing(position);
@@ -751,6 +763,33 @@ impl World {
                 self.note_finished();
             }
         }
+    }
+
+    /// A relay that streams is told to stop: it takes in no more, waits for acks for a while, and
+    /// ends. Whether one streamed.
+    fn stop(&mut self) -> bool {
+        let is_streaming = |world: &World| {
+            world.is_open() && world.relay.reading.is_none() && world.server.is_connected()
+        };
+        if !is_streaming(self) {
+            return false;
+        }
+        for _ in 0..STOP_STEPS {
+            if !is_streaming(self) {
+                break;
+            }
+            let pipeline = self.relay.pipeline.as_ref().unwrap();
+            if self.relay.storing.is_none() && !pipeline.has_left_over(self.now, true) {
+                self.confirm();
+                self.reached.count(Path::StoppedWell, 1);
+                break;
+            }
+            self.ack();
+            self.write_back(false);
+            self.store_in(true);
+        }
+        self.kill();
+        true
     }
 
     fn confirm(&mut self) {
