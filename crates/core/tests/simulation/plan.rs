@@ -193,9 +193,13 @@ impl Mode {
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
     /// took over, or a standby was promoted, and no slot serves next, the table gives delivered
     /// events again behind later ones of their aggregate that are parked. So it does where the
-    /// publication was altered.
+    /// publication was altered. And while commits wait for the relay, events are parked without a
+    /// wait for standbys, which may be promoted.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
         let faults = &match self.parks() {
+            true if faults.has(Fault::Failover) => {
+                faults.without(Fault::Altered).without(Fault::Synchronous)
+            }
             true => faults.without(Fault::Altered),
             false => faults.clone(),
         };
