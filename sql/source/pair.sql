@@ -2,7 +2,7 @@
 -- write another one, those included that rolled back; no version where a membership of $2 is gone. One row.
 -- Postgres takes the statement's snapshot before it evaluates an expression. So each transaction visible in the snapshot had
 -- written its commit record before the read of the end. Where no other version was begun, no row that is visible was written
--- after a change of the publication that is not.
+-- after a change of these rows that is not. What else decides whether a row is published (schemas, partitions) they do not tell.
 with memberships as (
     select known.oid, r.xmax
     from pg_catalog.unnest($2::pg_catalog.oid[]) as known (oid)

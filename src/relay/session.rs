@@ -332,12 +332,10 @@ impl Lease {
             ..facts
         };
         let slot = slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()));
-        let seen = control.take_pair(slot.membership_oids.clone()).await?;
+        let taken = control.take_pair(slot.membership_oids.clone()).await?;
         let slot = SlotNow {
             cluster_id,
-            // Or it was, since the facts were looked at.
-            is_being_altered: seen.is_being_altered()
-                || seen.publication_version != slot.publication_version,
+            is_being_altered: taken.may_differ_from(&slot.publication_version),
             ..slot
         };
         let found = Found {

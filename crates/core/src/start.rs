@@ -26,8 +26,8 @@ pub struct SlotNow {
     pub publication_oid: u32,
     /// The version of the publication: `xmin` of its row.
     pub publication_version: String,
-    /// Whether another version may have been begun, which is not seen. To be told where the table
-    /// is read.
+    /// Whether another version may have been begun, which is not seen
+    /// ([`crate::stream_record::Versioned::may_differ_from`]). Wanted where the table is read.
     pub is_being_altered: bool,
     /// OIDs of the outbox tables, sorted.
     pub table_oids: Vec<u32>,

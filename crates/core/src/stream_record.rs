@@ -39,10 +39,16 @@ pub struct Versioned {
 }
 
 impl Versioned {
+    /// Whether the publication may be of another version than this one, which was seen before the
+    /// pair was taken.
+    pub fn may_differ_from(&self, publication_version: &str) -> bool {
+        self.is_being_altered() || self.publication_version != publication_version
+    }
+
     /// Whether the snapshot may not see what is being done to the publication. A savepoint has an
     /// id above that of its transaction, and snapshots do not list it. So one that rolled back
     /// counts until all older transactions have ended, which costs duplicates at most.
-    pub fn is_being_altered(&self) -> bool {
+    fn is_being_altered(&self) -> bool {
         let snapshot = &self.pair.snapshot;
         let may_run = |xid: &u32| snapshot.widen(*xid) >= snapshot.xmin();
         self.alterations.iter().any(may_run)
@@ -292,6 +298,17 @@ mod tests {
             ..versioned("20:25:20,22", 200, "8")
         };
         assert_eq!(record.took(of_messages), counts, "messages are in no table");
+    }
+
+    #[test]
+    fn a_pair_tells_whether_the_publication_may_be_another_one_by_then() {
+        let seen = versioned("20:25:20,22", 200, "7");
+        assert!(!seen.may_differ_from("7") && seen.may_differ_from("6"));
+        let altered = Versioned {
+            alterations: vec![22],
+            ..seen
+        };
+        assert!(altered.may_differ_from("7"));
     }
 
     #[test]

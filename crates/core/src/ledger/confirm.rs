@@ -85,9 +85,10 @@ impl Confirm {
 
     /// The next position to store, if one can be.
     fn next(&self, delivered: Position) -> Option<Position> {
-        let next = match self.last.is_at_or_after(&delivered) {
-            true => self.last,
-            false => delivered,
+        let next = if self.last.is_at_or_after(&delivered) {
+            self.last
+        } else {
+            delivered
         };
         (!self.busy && !self.stored.is_at_or_after(&next)).then_some(next)
     }
@@ -128,7 +129,9 @@ impl Confirm {
             "P12: {position} is behind {}",
             self.last
         );
-        self.last = position;
+        if position.is_at_or_after(&self.last) {
+            self.last = position;
+        }
     }
 
     /// The store is durable: the end LSN of its position may be confirmed.

@@ -75,12 +75,11 @@ impl<S: Sink> Pipeline<S> {
     }
 
     /// A new connection to the server begins: it sends again what was not confirmed, and what was
-    /// taken in is dropped.
+    /// taken in is dropped. Call [`Pipeline::set_synchronous`] with what is known of it.
     pub fn reconnected(&mut self) {
         self.assembler.resume_at(self.publisher.ledger.received());
         self.publisher.reconnected();
         self.confirm.abandoned();
-        self.confirm.set_synchronous(self.is_synchronous());
         self.held_commits = HeldCommits::default();
     }
 

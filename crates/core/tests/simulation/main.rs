@@ -523,8 +523,8 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
     let is_promised = match promise {
         Promise::P13 => parks,
         Promise::P14 => mode.bus == Bus::Transactional,
-        // A row is sent where there is room.
-        Promise::P4 => fault != Fault::Unroutable,
+        // A row is sent where there is room, and a commit that waits takes none.
+        Promise::P4 => !matches!(fault, Fault::Unroutable | Fault::Synchronous),
         Promise::P1 | Promise::P2 | Promise::P3 | Promise::P12 => true,
     };
     is_made && is_promised

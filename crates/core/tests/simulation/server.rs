@@ -7,9 +7,11 @@ use walrelay_core::catch_up::Key;
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::decode::RelationColumn;
 use walrelay_core::event::RowId;
+use walrelay_core::ledger::trail::Pair;
 use walrelay_core::position::{Lsn, ServerIdentity, TimelineSwitch};
 use walrelay_core::snapshot::Snapshot;
 use walrelay_core::start::SlotNow;
+use walrelay_core::stream_record::Versioned;
 
 use crate::pgoutput;
 
@@ -412,7 +414,7 @@ impl Server {
         }
     }
 
-    /// The server starts: what has a commit record is seen, and nothing runs.
+    /// As after a start of the server: what has a commit record is seen, and nothing runs.
     fn restart(&mut self, random: &mut fastrand::Rng) {
         self.alter_back(random);
         self.synchronous_until = Duration::ZERO;
@@ -435,6 +437,18 @@ impl Server {
             altering: self
                 .altering
                 .map(|(_, xid)| u32::try_from(xid + 1).unwrap()),
+        }
+    }
+
+    /// What was seen, and the end of the log after that.
+    pub(super) fn pair(&self, seen: Seen) -> Versioned {
+        Versioned {
+            pair: Pair {
+                snapshot: seen.snapshot,
+                lsn: self.end(),
+            },
+            publication_version: seen.publication_version,
+            alterations: seen.altering.into_iter().collect(),
         }
     }
 
@@ -586,7 +600,9 @@ impl Server {
             confirmed_flush: Some(self.confirmed).filter(is_there).unwrap_or_default(),
             publication_oid: 1,
             publication_version: self.publication_version(),
-            is_being_altered: self.altering.is_some(),
+            is_being_altered: self
+                .pair(self.seen())
+                .may_differ_from(&self.publication_version()),
             table_oids: vec![TABLE_OID],
             membership_oids: Vec::new(),
             message_prefixes: has_messages

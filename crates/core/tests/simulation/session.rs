@@ -227,6 +227,7 @@ impl World {
         let pipeline = self.relay.pipeline.as_mut().unwrap();
         let is_inside = pipeline.publisher.ledger.received().partial.is_some();
         pipeline.reconnected();
+        pipeline.set_synchronous(pipeline.is_synchronous())?;
         if let Some(tables) = &self.tables {
             pipeline.publisher.begin_look();
             pipeline.publisher.judge.parking.begin(tables.index());
@@ -322,6 +323,7 @@ impl World {
             let waits = self.server.is_synchronous();
             let begins = waits && !pipeline.is_synchronous();
             self.reached.count(Path::CommitsWait, u64::from(begins));
+            self.may_lack_marks |= begins;
             if let Err(error) = pipeline.set_synchronous(waits) {
                 return self.interrupted(error);
             }

@@ -16,14 +16,13 @@ use walrelay_core::config::{
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::confirm::Due;
-use walrelay_core::ledger::trail::Pair;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::{Publisher, Setup};
 use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
 use walrelay_core::stored::Stored;
-use walrelay_core::stream_record::{PairUse, Versioned};
+use walrelay_core::stream_record::PairUse;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
@@ -456,9 +455,8 @@ impl World {
                 ("told to stop", chosen.filter(|_| was_streaming))
             }
             Some(Fault::Synchronous) => {
-                let waits = Duration::from_millis(self.random.u64(0..20_000));
+                let waits = Duration::from_millis(self.random.u64(0..60_000));
                 self.server.waits_for_relay(self.now + waits);
-                self.may_lack_marks = true;
                 let is_streamed = self.server.is_streamed();
                 ("commits wait", chosen.filter(|_| is_streamed))
             }
@@ -738,16 +736,7 @@ impl World {
         let pipeline = self.relay.pipeline.as_mut().unwrap();
         let record = self.relay.process.record().unwrap();
         if let Some(seen) = self.relay.snapshot.take() {
-            // The end of the log is read some time after the snapshot.
-            let pair = Pair {
-                snapshot: seen.snapshot,
-                lsn: self.server.end(),
-            };
-            let taken = Versioned {
-                pair,
-                publication_version: seen.publication_version,
-                alterations: seen.altering.into_iter().collect(),
-            };
+            let taken = self.server.pair(seen);
             match record.took(taken) {
                 PairUse::Published(pair) => pipeline.trail.took(pair.snapshot, pair.lsn),
                 PairUse::Look => self.relay.looks = true,
