@@ -448,6 +448,47 @@ fn rows_that_a_snapshot_sees_before_the_alteration_that_left_them_out_are_publis
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
+/// Snapshots list no savepoints. Row and membership are rows of different catalogs.
+#[test]
+fn no_snapshot_counts_while_a_savepoint_alters_the_publication_on_each_catalog() {
+    for major in [14, 18] {
+        let postgres = Postgres::private(major, &[]);
+        let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+        world.create_topics();
+        world.setup();
+        let mut relay = world.run().option("--state-store", "postgres").start();
+        relay.wait_ready();
+        let sql = world.sql();
+        let altering = world.sql();
+        let ends = "select coalesce(max(pg_snapshot_xmax(
+                        (value->'published'->>'snapshot')::pg_snapshot)::text::bigint), 0)
+                    from walrelay.position";
+        let stored = || {
+            world.emit(&sql, "a");
+            sql.number(ends)
+        };
+        for change in ["set (publish = 'update')", "drop table outbox"] {
+            altering.run(&format!(
+                "begin; savepoint one; alter publication walrelay_{} {change}",
+                world.name
+            ));
+            let began = sql.number("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint");
+            throughout("none is stored", Duration::from_millis(1_200), || {
+                stored() <= began
+            });
+            altering.run("rollback");
+            eventually("one is stored", ARRIVAL, stored, |xmax| *xmax > began);
+        }
+        assert_eq!(
+            world.assert_all_delivered().duplicates,
+            0,
+            "{}",
+            relay.log()
+        );
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
+}
+
 #[test]
 fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     let world = World::keeping();
