@@ -23,6 +23,14 @@ fn running(world: &World) -> Relay {
     relay
 }
 
+/// The `xmax` of the snapshot that counts, where the position is in Postgres.
+fn stored_xmax(sql: &Sql) -> i64 {
+    sql.number(
+        "select coalesce(max(pg_snapshot_xmax((value->'published'->>'snapshot')::pg_snapshot)
+             ::text::bigint), 0) from walrelay.position",
+    )
+}
+
 /// The relay stops for its publication after `change`, and confirms nothing of what is written
 /// after it.
 #[track_caller]
@@ -374,11 +382,7 @@ fn rows_of_transactions_that_span_an_alteration_are_read_from_the_table() {
 /// The slot heeds it, and no snapshot sees it.
 #[test]
 fn rows_that_a_snapshot_sees_before_the_alteration_that_left_them_out_are_published() {
-    let waits = [
-        ("synchronous_standby_names", "nobody"),
-        ("synchronous_commit", "local"),
-    ];
-    let postgres = Postgres::private(17, &waits);
+    let postgres = Postgres::without_its_standby(17);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.create_topics();
     let config = format!(
@@ -431,11 +435,9 @@ fn rows_that_a_snapshot_sees_before_the_alteration_that_left_them_out_are_publis
     message();
     world.wait_confirmed();
     // A snapshot would see the rows, and count once the next position is stored.
-    let ends = "select max(pg_snapshot_xmax((value->'published'->>'snapshot')::pg_snapshot)
-                    ::text::bigint) from walrelay.position";
     throughout("none is stored", Duration::from_secs(2), || {
         message();
-        sql.number(ends) <= altering
+        stored_xmax(&sql) <= altering
     });
     // A relay that sees a publication without inserts stops.
     relay.kill_hard();
@@ -460,12 +462,9 @@ fn no_snapshot_counts_while_a_savepoint_alters_the_publication_on_each_catalog()
         relay.wait_ready();
         let sql = world.sql();
         let altering = world.sql();
-        let ends = "select coalesce(max(pg_snapshot_xmax(
-                        (value->'published'->>'snapshot')::pg_snapshot)::text::bigint), 0)
-                    from walrelay.position";
         let stored = || {
             world.emit(&sql, "a");
-            sql.number(ends)
+            stored_xmax(&sql)
         };
         for change in ["set (publish = 'update')", "drop table outbox"] {
             altering.run(&format!(

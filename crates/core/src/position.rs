@@ -151,7 +151,13 @@ impl Position {
         self.order_key() >= earlier.order_key()
     }
 
-    fn order_key(&self) -> (Lsn, Lsn, u64) {
+    /// The later one of the two.
+    pub fn later_of(self, other: Position) -> Position {
+        std::cmp::max_by_key(self, other, Position::order_key)
+    }
+
+    /// Orders positions: a later one has a larger key.
+    pub(crate) fn order_key(&self) -> (Lsn, Lsn, u64) {
         let partial = self.partial.unwrap_or(Partial {
             commit_lsn: Lsn::ZERO,
             index: 0,

@@ -138,11 +138,7 @@ fn stops_at_a_wrong_mark(team: &'static Team, mode: &str) {
 
 #[test]
 fn rows_of_a_commit_that_waits_for_a_standby_are_marked_once_visible() {
-    let waits = [
-        ("synchronous_standby_names", "nobody"),
-        ("synchronous_commit", "local"),
-    ];
-    let postgres = Postgres::private(15, &waits);
+    let postgres = Postgres::without_its_standby(15);
     let outbox = Outbox::on(&postgres, &EMAIL);
     outbox
         .world

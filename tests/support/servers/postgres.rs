@@ -96,6 +96,17 @@ impl Postgres {
         LEASE.with(|lease| lease.get().is_some_and(|lease| std::ptr::eq(lease.0, self)))
     }
 
+    /// A server of the test's own, on which a commit waits for a standby that does not come where its
+    /// session sets `synchronous_commit` to on.
+    #[track_caller]
+    pub(crate) fn without_its_standby(major: u32) -> Postgres {
+        let waits = [
+            ("synchronous_standby_names", "nobody"),
+            ("synchronous_commit", "local"),
+        ];
+        Postgres::private(major, &waits)
+    }
+
     /// A server of the test's own, with `settings` in addition to those for logical replication.
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {

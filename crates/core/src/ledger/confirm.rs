@@ -85,11 +85,7 @@ impl Confirm {
 
     /// The next position to store, if one can be.
     fn next(&self, delivered: Position) -> Option<Position> {
-        let next = if self.last.is_at_or_after(&delivered) {
-            self.last
-        } else {
-            delivered
-        };
+        let next = self.last.later_of(delivered);
         (!self.busy && !self.stored.is_at_or_after(&next)).then_some(next)
     }
 
@@ -129,9 +125,7 @@ impl Confirm {
             "P12: {position} is behind {}",
             self.last
         );
-        if position.is_at_or_after(&self.last) {
-            self.last = position;
-        }
+        self.last = self.last.later_of(position);
     }
 
     /// The store is durable: the end LSN of its position may be confirmed.
@@ -142,9 +136,7 @@ impl Confirm {
             self.stored
         );
         self.busy = false;
-        if position.is_at_or_after(&self.stored) {
-            self.stored = position;
-        }
+        self.stored = self.stored.later_of(position);
     }
 
     /// Abandons the store under way, whose result stays unknown. The stored position is unchanged.

@@ -268,8 +268,10 @@ impl<S: Sink> Pipeline<S> {
     pub fn look_at_held_commits(&mut self, now: Duration) -> Result<()> {
         let holds = self.holds_up_commits();
         let acked = self.publisher.counts.acked;
-        let confirmed = self.confirmable();
-        if self.held_commits.is_too_long(holds, acked, confirmed, now) {
+        if self
+            .held_commits
+            .is_too_long(holds, acked, self.confirm.confirmable(), now)
+        {
             return Err(HeldCommits::error(self.publisher.is_drained()));
         }
         Ok(())
@@ -311,8 +313,9 @@ impl<S: Sink> Pipeline<S> {
     /// stored or not confirmable. Keepalives alone are stored only after a look at the catalogs, and
     /// `may_look` says whether one can tell anything.
     pub fn has_left_over(&self, now: Duration, may_look: bool) -> bool {
-        let writes_no_more = self.publisher.write_backs.refused;
-        if self.is_settled() || writes_no_more && self.is_stored_as_far_as_written_back() {
+        let writes = &self.publisher.write_backs;
+        let writes_no_more = writes.is_empty() || writes.refused;
+        if writes_no_more && self.is_stored_as_far_as_written_back() {
             return false;
         }
         may_look || !self.publisher.is_drained() || !matches!(self.due(now, true), Due::Idle(_))

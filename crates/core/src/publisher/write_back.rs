@@ -238,15 +238,8 @@ impl WriteBacks {
 
 /// Up to where all is done before the first of `dues`; up to `delivered` where there is none.
 fn earliest<'a>(dues: impl Iterator<Item = &'a Due>, delivered: Position) -> Position {
-    let earlier = |one: Position, other: Position| {
-        if one.is_at_or_after(&other) {
-            other
-        } else {
-            one
-        }
-    };
     dues.map(|due| due.before)
-        .reduce(earlier)
+        .min_by_key(Position::order_key)
         .unwrap_or(delivered)
 }
 

@@ -353,7 +353,7 @@ impl World {
                 return ("ack", None);
             }
             75..90 => {
-                self.store();
+                self.store(false);
                 return ("store", None);
             }
             90..94 => {
@@ -619,7 +619,7 @@ impl World {
             has_opened |= self.is_open();
             assert!(has_opened || self.now < opens_by, "P9: no session opens");
             self.ack();
-            self.store();
+            self.store(false);
             self.confirm();
             self.tell("settle");
             self.check_promises();
@@ -683,12 +683,8 @@ impl World {
         }
     }
 
-    fn store(&mut self) {
-        self.store_in(false);
-    }
-
     /// A store under way ends, or one that is due begins; in a `hurry`, where the relay stops.
-    fn store_in(&mut self, hurry: bool) {
+    fn store(&mut self, hurry: bool) {
         if self.relay.reading.is_some() {
             if let Some(stored) = self.relay.storing.take() {
                 self.stored = stored.clone();
@@ -775,7 +771,7 @@ impl World {
             }
             self.ack();
             self.write_back(false);
-            self.store_in(true);
+            self.store(true);
         }
         self.kill();
         true
