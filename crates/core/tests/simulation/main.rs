@@ -375,6 +375,41 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
     }
 }
 
+fn mode_with_pending(seed: u64) -> Mode {
+    let mode = match seed % 4 {
+        0 => Mode::new(Bus::Gapless, OnError::Stop),
+        1 => Mode::new(Bus::Lanes, OnError::Stop),
+        2 => Mode::new(Bus::Gapless, OnError::Park),
+        _ => Mode::new(Bus::Lanes, OnError::Park),
+    };
+    mode.with_pending()
+}
+
+#[test]
+fn rows_that_are_set_to_pending_come_again_and_no_others() {
+    let faults = [
+        Fault::Requeued,
+        Fault::WriteLost,
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::SlotActive,
+        Fault::SlotLost,
+        Fault::NoReplication,
+    ];
+    let plan = |seed| (mode_with_pending(seed), Faults::of(&faults));
+    explore_without_duplicates("requests for rows", plan);
+}
+
+#[test]
+fn rows_that_are_set_to_pending_come_again_whatever_fails() {
+    let plan = |seed: u64| {
+        let relays = 1 + usize::from(seed % 8 < 4);
+        let mode = mode_with_pending(seed).with_relays(relays);
+        (mode, Faults::some(seed).with(Fault::Requeued))
+    };
+    explore_reaching("requests for rows, faults", plan, &[Path::RequeuedRead]);
+}
+
 #[test]
 fn parked_events_of_a_promoted_standby_keep_the_order_of_each_key() {
     let paths = [
@@ -508,7 +543,8 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         | Fault::NoReplication
         | Fault::Failover
         | Fault::Altered
-        | Fault::OverBudget => mode.meets(&Faults::of(&[fault])).has(fault),
+        | Fault::OverBudget
+        | Fault::Requeued => mode.meets(&Faults::of(&[fault])).has(fault),
         Fault::Disconnect
         | Fault::ServerCrash
         | Fault::DeliveryFailure

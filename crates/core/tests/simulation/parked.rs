@@ -40,6 +40,8 @@ pub(super) struct Tables {
     /// Events that were parked at some time.
     pub(super) ever: BTreeSet<Logged>,
     pub(super) dropped: BTreeSet<Logged>,
+    /// How often rows were set to pending again.
+    pub(super) requeued: BTreeMap<Logged, usize>,
     /// Whether a commit waits for the standby.
     pub(super) waits: bool,
 }
@@ -77,11 +79,22 @@ impl Tables {
         self.marked.contains(row)
     }
 
+    /// Somebody sets the row of an event to pending.
+    pub(super) fn set_to_pending(&mut self, event: Logged, row: &RowId) {
+        self.marked.remove(row);
+        *self.requeued.entry(event).or_default() += 1;
+        self.waits = true;
+    }
+
     /// A standby is promoted that has these.
     pub(super) fn promote(&mut self, there: &Tables) {
         let ever = std::mem::take(&mut self.ever);
-        *self = there.clone();
-        self.ever = ever;
+        let requeued = std::mem::take(&mut self.requeued);
+        *self = Tables {
+            ever,
+            requeued,
+            ..there.clone()
+        };
     }
 
     /// The transaction of a batch commits.

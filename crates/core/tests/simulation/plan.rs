@@ -44,10 +44,12 @@ pub(super) enum Fault {
     Synchronous,
     /// The relay is told to stop, and another one starts.
     Stop,
+    /// Somebody sets a row to pending again.
+    Requeued,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 18] = [
+    pub(super) const ALL: [Fault; 19] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -66,15 +68,17 @@ impl Fault {
         Fault::OverBudget,
         Fault::Synchronous,
         Fault::Stop,
+        Fault::Requeued,
     ];
 
     /// Those after which the table is read.
-    pub(super) const OF_TABLE: [Fault; 5] = [
+    pub(super) const OF_TABLE: [Fault; 6] = [
         Fault::SlotLost,
         Fault::NoReplication,
         Fault::Failover,
         Fault::Altered,
         Fault::OverBudget,
+        Fault::Requeued,
     ];
 }
 
@@ -155,6 +159,8 @@ pub(super) struct Mode {
     pub(super) bus: Bus,
     /// Where events are parked, rows are marked, too.
     pub(super) on_error: OnError,
+    /// Whether rows say that they are pending, and are marked.
+    pub(super) has_pending: bool,
     /// Whether a process that begins looks for what topics have.
     pub(super) reads_tails: bool,
     /// The number of relays of the slot.
@@ -166,8 +172,16 @@ impl Mode {
         Mode {
             bus,
             on_error,
+            has_pending: false,
             reads_tails: false,
             relays: 1,
+        }
+    }
+
+    pub(super) const fn with_pending(self) -> Mode {
+        Mode {
+            has_pending: true,
+            ..self
         }
     }
 
@@ -190,12 +204,20 @@ impl Mode {
         self.on_error == OnError::Park
     }
 
+    pub(super) fn marks(&self) -> bool {
+        self.parks() || self.has_pending
+    }
+
     /// Those of `faults` that it has to stand. Not mended: where a relay was killed or another one
     /// took over, or a standby was promoted, and no slot serves next, the table gives delivered
     /// events again behind later ones of their aggregate that are parked. So it does where the
     /// publication was altered. And while commits wait for the relay, events are parked without a
     /// wait for standbys, which may be promoted.
     pub(super) fn meets(&self, faults: &Faults) -> Faults {
+        let faults = &match self.has_pending {
+            true => faults.clone(),
+            false => faults.without(Fault::Requeued),
+        };
         let faults = &match self.parks() {
             true if faults.has(Fault::Failover) => {
                 faults.without(Fault::Altered).without(Fault::Synchronous)
@@ -205,7 +227,8 @@ impl Mode {
         };
         let takes_over =
             self.has_stand_by() || faults.has(Fault::RelayKill) || faults.has(Fault::Failover);
-        if self.parks() && takes_over {
+        let may_lose = self.has_pending && !faults.has(Fault::Failover);
+        if self.parks() && takes_over && !may_lose {
             faults
                 .without(Fault::SlotLost)
                 .without(Fault::NoReplication)
@@ -221,7 +244,7 @@ impl Mode {
     }
 
     /// All that the core has.
-    pub(super) const ALL: [Mode; 20] = [
+    pub(super) const ALL: [Mode; 24] = [
         Mode::new(Bus::Gapless, OnError::Stop),
         Mode::new(Bus::Gapless, OnError::Skip),
         Mode::new(Bus::Gapless, OnError::DeadLetter),
@@ -244,15 +267,24 @@ impl Mode {
         Mode::new(Bus::Gapless, OnError::Stop).with_relays(3),
         Mode::new(Bus::Transactional, OnError::Stop).with_relays(3),
         Mode::new(Bus::Lanes, OnError::Stop).with_relays(3),
+        Mode::new(Bus::Gapless, OnError::Stop).with_pending(),
+        Mode::new(Bus::Lanes, OnError::Stop)
+            .with_pending()
+            .with_relays(2),
+        Mode::new(Bus::Gapless, OnError::Park).with_pending(),
+        Mode::new(Bus::Lanes, OnError::Park)
+            .with_pending()
+            .with_relays(2),
     ];
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Mode { bus, on_error, .. } = self;
+        let pending = if self.has_pending { ", pending" } else { "" };
         let tails = if self.reads_tails { ", tails" } else { "" };
         let relays = ["", "", ", two relays", ", three relays"][self.relays];
-        write!(f, "{bus:?}, {on_error:?}{tails}{relays}")
+        write!(f, "{bus:?}, {on_error:?}{pending}{tails}{relays}")
     }
 }
 
@@ -383,6 +415,8 @@ pub(super) enum Path {
     StreamLeft,
     /// A relay that was told to stop left nothing over.
     StoppedWell,
+    /// Rows that were set to pending again were published again.
+    RequeuedRead,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

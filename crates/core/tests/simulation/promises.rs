@@ -1,12 +1,13 @@
 //! The promises that are checked, and those that are at stake.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use walrelay_core::config::OnError;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::stored::Stored;
 
 use super::broker::Logged;
+use super::parked::Tables;
 use super::plan::{Fault, Path, Promise};
 use super::server::{Row, Transaction, row_of};
 use super::world::World;
@@ -90,7 +91,9 @@ impl World {
                 if let Some(tables) = &self.tables {
                     let row = row_of(*event, has_keys);
                     let is_written = row.is_none_or(|row| tables.is_marked(&row));
-                    let was_written = self.unmarked.contains(event) || self.may_lack_marks;
+                    let was_written = self.unmarked.contains(event)
+                        || self.may_lack_marks
+                        || tables.requeued.contains_key(event);
                     assert!(
                         is_written || was_written || tables.parked().contains(event),
                         "P13: stored {stored} past {event:?}, which is not marked"
@@ -215,13 +218,14 @@ impl World {
                 assert_eq!(missing, None, "P2: {aggregate}-{version} came before it");
                 let is_first = version > *before;
                 *before = version.max(*before);
-                if self.is_altered {
+                if self.is_altered || self.has_read_pending {
                     continue;
                 }
                 // A copy of a relay that had the turn before breaks no order, and may restore it: see
                 // `docs/explanation/delivery.md`.
                 let event = (aggregate, version);
-                if broker.is_late(partition, at) || !is_first && self.was_parked_late(event) {
+                let may_be_late = self.was_parked_late(event) || self.may_come_again(event);
+                if broker.is_late(partition, at) || !is_first && may_be_late {
                     let last = last.entry(aggregate).or_default();
                     let is_next = (*last + 1..version).all(|it| dropped.contains(&(aggregate, it)));
                     if is_first || is_next {
@@ -243,7 +247,7 @@ impl World {
                     events().filter(|it| it.0 == aggregate).collect::<Vec<_>>()
                 );
             }
-            let is_kept = self.is_altered || last == newest;
+            let is_kept = self.is_altered || self.has_read_pending || last == newest;
             assert!(is_kept, "P2: {newest:?} do not come last, {last:?} do");
         }
         let unasked: Vec<_> = broker.letters.difference(&broker.refused).collect();
@@ -267,6 +271,25 @@ impl World {
         let is_later = |of: &&Logged| of.0 == event.0 && of.1 > event.1;
         let mut later = transaction.events.iter().filter(is_later);
         tables.ever.contains(&event) && later.any(|of| tables.ever.contains(of))
+    }
+
+    /// Whether the row of an event may be pending again after it was published.
+    fn may_come_again(&self, event: Logged) -> bool {
+        let is_requeued = |tables: &Tables| tables.requeued.contains_key(&event);
+        let was_unmarked = self.unmarked.contains(&event) || self.may_lack_marks;
+        let is_requeued = self.tables.as_ref().is_some_and(is_requeued);
+        self.mode.has_pending && (was_unmarked || is_requeued)
+    }
+
+    /// P12: rows that nobody set to pending are not taken for such rows.
+    pub(super) fn assert_asked(&self, event: Logged) {
+        let mut log = self.server.log.iter();
+        let is_left_out = log.any(|it| it.left_out.contains(&event));
+        let is_asked = is_left_out || self.may_come_again(event);
+        assert!(
+            is_asked,
+            "P12: {event:?} comes again, and nobody asked for it"
+        );
     }
 
     /// Notes the events that the stored snapshot sees: no later alteration publishes them again.
@@ -297,13 +320,20 @@ impl World {
         logged.filter(|it| it.event == event).count()
     }
 
-    /// Events that are there twice, unless a record of their key came late.
+    /// Events that are there more often than they were asked for, unless a record of their key came late.
     pub(super) fn duplicates(&self) -> Vec<Logged> {
-        let mut seen = BTreeSet::new();
+        let mut seen: BTreeMap<Logged, usize> = BTreeMap::new();
+        let requeued = self.tables.as_ref().map(|tables| &tables.requeued);
+        let times = |event: &Logged| requeued.and_then(|it| it.get(event)).copied();
         let broker = self.broker.lock().unwrap();
         let came_late = broker.that_came_late();
         let logged = broker.visible().flatten().map(|it| it.event);
         let logged = logged.filter(|event| !came_late.contains(&event.0));
-        logged.filter(|event| !seen.insert(*event)).collect()
+        let is_more = |event: &Logged| {
+            let count = seen.entry(*event).or_default();
+            *count += 1;
+            *count > 1 + times(event).unwrap_or_default()
+        };
+        logged.filter(is_more).collect()
     }
 }

@@ -75,6 +75,8 @@ pub(super) struct Server {
     /// The transaction of an alteration that no snapshot sees, although the slot heeds it from there
     /// on.
     altering: Option<(Lsn, u64)>,
+    /// The last one that was rolled back.
+    rolled_back: Option<u64>,
     /// Transactions of which rows may be left out, because they ran then.
     spanning: BTreeSet<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
@@ -142,8 +144,8 @@ struct Connection {
 pub(super) struct Seen {
     pub(super) snapshot: Snapshot,
     pub(super) publication_version: String,
-    /// What altered the publication, which the snapshot does not see.
-    pub(super) altering: Option<u32>,
+    /// What has altered the publication and is not seen, or was rolled back.
+    pub(super) alterations: Vec<u32>,
 }
 
 impl Transaction {
@@ -184,6 +186,7 @@ impl Server {
             unseen: Vec::new(),
             alterations: Vec::new(),
             altering: None,
+            rolled_back: None,
             spanning: BTreeSet::new(),
             has_keys: !has_messages,
             has_slot: true,
@@ -370,6 +373,11 @@ impl Server {
             self.alter_back(random);
             return false;
         }
+        if random.u8(0..4) == 0 {
+            // The row keeps it as its `xmax`.
+            self.rolled_back = Some(self.take_xid());
+            return false;
+        }
         self.wal += 8;
         self.altering = Some((self.end(), self.assign_xid()));
         // That of a savepoint, which alters it.
@@ -431,12 +439,13 @@ impl Server {
 
     /// What a query sees now.
     pub(super) fn seen(&self) -> Seen {
+        let altering = self.altering.map(|(_, xid)| xid + 1);
+        let alterations = altering.into_iter().chain(self.rolled_back);
+        let alterations = alterations.map(|xid| u32::try_from(xid).unwrap());
         Seen {
             snapshot: self.snapshot(),
             publication_version: self.publication_version(),
-            altering: self
-                .altering
-                .map(|(_, xid)| u32::try_from(xid + 1).unwrap()),
+            alterations: alterations.collect(),
         }
     }
 
@@ -448,7 +457,7 @@ impl Server {
                 lsn: self.end(),
             },
             publication_version: seen.publication_version,
-            alterations: seen.altering.into_iter().collect(),
+            alterations: seen.alterations,
         }
     }
 
@@ -522,6 +531,7 @@ impl Server {
             self.next_xid = next_xids.fold(self.standby.next_xid, u64::max);
         }
         self.standby.next_xid = self.next_xid;
+        self.rolled_back.take_if(|xid| *xid >= self.next_xid);
         self.restart(random);
         self.standby
             .slot

@@ -17,7 +17,7 @@ use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
 use walrelay_core::stream_record::StreamRecord;
-use walrelay_core::watch::{RetentionLimit, Verdict};
+use walrelay_core::watch::{RequeueDetector, RetentionLimit, Verdict};
 
 use super::broker::{Producer, Shared};
 use super::plan::{Fault, Path};
@@ -41,8 +41,8 @@ pub(super) struct Process {
     sessions: Sessions,
     pause: Option<Pause>,
     open: Option<Open>,
-    /// When the read of the table no longer waits for acks.
-    drains_until: Option<Duration>,
+    /// A read of the table that waits for acks.
+    draining: Option<Draining>,
     has_streamed: bool,
     pub(super) left: Left,
     /// Knowledge of rejected events, while no pipeline runs.
@@ -50,6 +50,11 @@ pub(super) struct Process {
     pub(super) stand_still: Option<StandStill>,
     /// Whether the server ended its session, which it has not seen yet.
     pub(super) is_cut: bool,
+}
+
+struct Draining {
+    why: TableReason,
+    until: Duration,
 }
 
 /// What it does between two sessions.
@@ -64,6 +69,9 @@ struct Open {
     /// What a stream stores.
     record: StreamRecord,
     retention: RetentionLimit,
+    requeued: Option<RequeueDetector>,
+    /// Up to where rows were marked when the look for pending rows began that is under way.
+    looks_since: Option<Position>,
 }
 
 impl Process {
@@ -85,7 +93,7 @@ impl Process {
 
     /// Whether a session, or one that is to open, waits for acks.
     pub(super) fn takes_acks(&self) -> bool {
-        self.is_open() || self.drains_until.is_some()
+        self.is_open() || self.draining.is_some()
     }
 }
 
@@ -143,6 +151,7 @@ impl World {
 
     /// Opens a session, unless it still waits for acks.
     fn open(&mut self) -> Result<(), Error> {
+        let draining = self.relay.process.draining.take();
         if self.is_transactional() && self.relay.pipeline.is_some() {
             // Every session has a producer of its own.
             self.replace_producer();
@@ -153,19 +162,25 @@ impl World {
         if self.relay.pipeline.is_none() && self.broker.lock().unwrap().down {
             return Err(Error::new(Kind::BusUnreachable, "the model is down"));
         }
-        let why = self.relay.process.sessions.table_instead();
+        let (why, until) = match draining {
+            Some(Draining { why, until }) => (Some(why), until),
+            None => (
+                self.relay.process.sessions.table_instead(),
+                self.now + DRAIN,
+            ),
+        };
         if self.server.is_held(self.now) {
             self.relay.process.sessions.lost_table();
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
         self.take_turn();
         match why.or_else(|| self.table_instead()) {
-            Some(why) => self.open_table(&why),
+            Some(why) => self.open_table(why, until),
             None => self.open_stream(),
         }
     }
 
-    fn open_table(&mut self, why: &TableReason) -> Result<(), Error> {
+    fn open_table(&mut self, why: TableReason, until: Duration) -> Result<(), Error> {
         let is_drained = match &mut self.relay.pipeline {
             Some(pipeline) => {
                 pipeline.publisher.retry_pending()?;
@@ -173,25 +188,20 @@ impl World {
             }
             None => true,
         };
-        let until = *self
-            .relay
-            .process
-            .drains_until
-            .get_or_insert(self.now + DRAIN);
         let is_past = self.relay.process.left.turn.is_past();
         if !is_drained && self.now < until && !is_past {
+            self.relay.process.draining = Some(Draining { why, until });
             return Ok(());
         }
-        self.relay.process.drains_until = None;
         if !is_drained {
             return Err(Error::new(Kind::BusUnreachable, "acks do not come"));
         }
         self.leave_pipeline();
-        let mut start = self.table_start(why)?;
+        let mut start = self.table_start(&why)?;
         let mut publisher = self.publisher_at(Position::default());
         publisher.judge.quarantine = self.relay.process.quarantine.take_over();
         let left = &mut self.relay.process.left;
-        let delivered = left.tell(&mut start, why);
+        let delivered = left.tell(&mut start, &why);
         publisher.write_backs = std::mem::take(&mut left.write_backs).at_table();
         if let Some(tables) = &self.tables {
             publisher.begin_look();
@@ -249,6 +259,8 @@ impl World {
             since: self.now,
             record: StreamRecord::new(self.stored.clone()),
             retention: RetentionLimit::new(has_limit.then_some(RETAINED_MAX), true),
+            requeued: RequeueDetector::of(&self.setup().outboxes),
+            looks_since: None,
         });
     }
 
@@ -343,6 +355,33 @@ impl World {
         }
     }
 
+    /// A look for pending rows begins, or ends.
+    pub(super) fn look_for_pending(&mut self) {
+        if self.relay.reading.is_some() || !self.server.is_connected() {
+            return;
+        }
+        let (Some(pipeline), Some(open)) = (&self.relay.pipeline, &mut self.relay.process.open)
+        else {
+            return;
+        };
+        let Some(settled) = open.looks_since.take() else {
+            open.looks_since = Some(pipeline.publisher.marked());
+            return;
+        };
+        let rows = self.pending().collect();
+        let lsn = self.server.end();
+        let open = self.relay.process.open.as_mut().unwrap();
+        let Some(requeued) = &mut open.requeued else {
+            return;
+        };
+        let mut asked = requeued.looked(rows, lsn, &settled);
+        let pipeline = self.relay.pipeline.as_ref().unwrap();
+        asked.retain(|row| !pipeline.publisher.judge.parking.holds_row(row));
+        if !asked.is_empty() {
+            self.session_done(Ended::Asked(asked));
+        }
+    }
+
     // Ends of sessions.
 
     /// The session, or the attempt to open one, ended with an error.
@@ -419,6 +458,7 @@ impl World {
         self.server.disconnect();
         self.end_pass();
         self.relay.snapshot = None;
+        self.relay.idle = None;
         self.end_store();
         let open = self.relay.process.open.take();
         let since = open.as_ref().map_or(self.now, |it| it.since);
@@ -459,7 +499,8 @@ impl World {
         if !reading.publisher.transaction.is_used() {
             left.write_backs = std::mem::take(&mut reading.publisher.write_backs);
             if error.is_some() {
-                left.table_failed(&reading.stored, PublishedVersions::default(), false);
+                let gives_way = reading.is_of_asked();
+                left.table_failed(&reading.stored, PublishedVersions::default(), gives_way);
             }
         }
         if error.is_none() {
@@ -541,6 +582,7 @@ impl World {
             .unwrap()
             .producer_killed(&mut self.random);
         self.relay.snapshot = None;
+        self.relay.idle = None;
         self.server.disconnect();
         self.end_pass();
         self.relay.process = Process::of(self.random.u64(..).to_string());

@@ -17,7 +17,7 @@ use walrelay_core::stored::Stored;
 
 use super::broker::{Logged, Producer};
 use super::plan::Path;
-use super::server::{Row, columns};
+use super::server::{Row, columns, row_of};
 use super::world::{World, epoch};
 
 /// Rows between two places where a killed relay can go on.
@@ -39,6 +39,8 @@ pub(super) struct Reading {
     /// Rows that are published, whatever else is known.
     pub(super) delivered: HashSet<RowId>,
     scan: Option<Scan>,
+    /// Rows that were set to pending again.
+    asked: HashSet<RowId>,
 }
 
 /// What is to be done next. Each is stored before the next one begins.
@@ -51,6 +53,8 @@ enum Stage {
     CatchUp,
     /// No slot can be made: all new rows are read, and so on.
     Poll,
+    /// Rows that were set to pending again are read.
+    Asked,
     Done,
 }
 
@@ -59,6 +63,7 @@ struct Scan {
     rows: VecDeque<Row>,
     polled: Polled,
     read: Read,
+    via: Via,
     commit_lsn: Lsn,
     sent: u64,
     checkpoints: Checkpoints,
@@ -70,12 +75,16 @@ impl Reading {
         start: TableStart,
         publication_version: String,
     ) -> Reading {
+        let mut asked = HashSet::new();
         let (stage, plan) = match start.task {
             TableTask::MakeSlot(plan) if plan.finishes => (Stage::Finish, Some(plan)),
             TableTask::MakeSlot(plan) => (Stage::Intend, Some(plan)),
             TableTask::GoOn => (Stage::CatchUp, None),
             TableTask::Poll(_) => (Stage::Poll, None),
-            TableTask::Again(rows) => panic!("nobody asks for {rows:?}"),
+            TableTask::Again(rows) => {
+                asked.extend(rows);
+                (Stage::Asked, None)
+            }
         };
         Reading {
             writes_first: !publisher.write_backs.is_empty(),
@@ -86,8 +95,13 @@ impl Reading {
             publication_version,
             delivered: HashSet::new(),
             scan: None,
+            asked,
             stored: start.stored,
         }
+    }
+
+    pub(super) fn is_of_asked(&self) -> bool {
+        !self.asked.is_empty()
     }
 
     /// The next session publishes no delivered row again: its write-backs come first.
@@ -171,6 +185,10 @@ impl World {
                 self.begin_scan(until.unwrap(), lsn);
             }
             Stage::Poll => return self.poll(),
+            Stage::Asked => {
+                let lsn = self.server.end();
+                self.begin_scan(self.server.snapshot(), lsn);
+            }
             Stage::Done => self.session_done(Ended::Again),
         }
         Ok(())
@@ -205,23 +223,40 @@ impl World {
     }
 
     fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {
-        let reading = self.relay.reading.as_mut().unwrap();
+        let reading = self.relay.reading.as_ref().unwrap();
         let outbox = &reading.publisher.setup.outboxes[0];
-        let catch_up = reading.stored.catch_up.as_ref().unwrap();
+        let catch_up = reading.stored.catch_up.as_ref();
         let known = reading.stored.published.as_ref();
-        let which = catch_up.rows.which(known, outbox).expect("some rows");
+        let which = match catch_up {
+            Some(catch_up) => catch_up.rows.which(known, outbox).expect("some rows"),
+            None => Which::Where("the row was set to pending"),
+        };
+        let tables = self.tables.as_ref();
+        let is_pending = |id: &RowId| tables.is_some_and(|tables| !tables.is_marked(id));
         let is_wanted = |row: &Row| match which {
             Which::All => true,
+            Which::Pending => row_of(row.event, true).is_some_and(|id| is_pending(&id)),
+            Which::Where(_) => {
+                let id = row_of(row.event, true);
+                id.is_some_and(|id| reading.asked.contains(&id) && is_pending(&id))
+            }
             // None was copied, or has a savepoint.
             Which::Unpublished { snapshot, also, .. } => {
                 !snapshot.sees(row.xid) && !also.contains(&row.xid)
             }
-            Which::Pending | Which::Since(_) | Which::Where(_) => panic!("{which:?}"),
+            Which::Since(_) => panic!("{which:?}"),
         };
-        let after = catch_up.after.as_ref();
+        let after = catch_up.and_then(|it| it.after.as_ref());
         let is_left = |row: &Row| until.sees(row.xid) && after.is_none_or(|key| row.is_after(key));
         let rows = self.server.rows();
-        let rows = rows.filter(|row| is_wanted(row) && is_left(row)).collect();
+        let rows: VecDeque<Row> = rows.filter(|row| is_wanted(row) && is_left(row)).collect();
+        self.has_read_pending |= which == Which::Pending;
+        if reading.is_of_asked() {
+            self.reached.count(Path::RequeuedRead, rows.len() as u64);
+            rows.iter().for_each(|row| self.assert_asked(row.event));
+        }
+        let reading = self.relay.reading.as_mut().unwrap();
+        let outbox = &reading.publisher.setup.outboxes[0];
         let commit_lsn = lsn.max(reading.publisher.ledger.received().end_lsn);
         reading.publisher.ledger.begin(commit_lsn).unwrap();
         reading.scan = Some(Scan {
@@ -232,6 +267,11 @@ impl World {
                 lsn,
                 flushed: None,
                 savepoints: None,
+            },
+            via: if reading.is_of_asked() {
+                Via::Replay
+            } else {
+                Via::Table
             },
             commit_lsn,
             sent: 0,
@@ -257,6 +297,10 @@ impl World {
             let ledger = &mut reading.publisher.ledger;
             ledger.commit(scan.commit_lsn, end_lsn).unwrap();
             let scan = reading.scan.take().unwrap();
+            if reading.stage == Stage::Asked {
+                reading.stage = Stage::Done;
+                return Ok(());
+            }
             reading.is_read(scan);
             if reading.stage == Stage::Finish {
                 let plan = reading.plan.as_mut().unwrap();
@@ -291,7 +335,7 @@ impl World {
         let place = Place {
             commit_lsn: scan.commit_lsn,
             index: scan.sent,
-            via: Via::Table,
+            via: scan.via,
         };
         let has_topic = !self.broker.lock().unwrap().lacks_topic(event);
         let columns = &reading.publisher.setup.outboxes[0].columns;

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use walrelay_core::error::{Error, Kind};
+use walrelay_core::position::Position;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::stored::Stored;
 use walrelay_core::turn::bearable;
@@ -36,6 +37,8 @@ pub(super) struct Relay {
     pub(super) snapshot: Option<Seen>,
     /// Whether the catalogs are to be looked at.
     pub(super) looks: bool,
+    /// An idle position, which is stored after a look.
+    pub(super) idle: Option<Position>,
     pub(super) upkeep: Upkeep,
 }
 
@@ -49,6 +52,7 @@ impl Relay {
             storing: None,
             snapshot: None,
             looks: false,
+            idle: None,
             upkeep: Upkeep::default(),
         }
     }

@@ -5,9 +5,12 @@ use walrelay_core::parked::Batch;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::sessions::RefusedWrites;
 
+use walrelay_core::event::RowId;
+
 use super::broker::Broker;
 use super::parked::{Pass, Tables};
 use super::plan::{Fault, Path};
+use super::server::row_of;
 use super::session::LONGEST;
 use super::world::{World, epoch};
 
@@ -22,6 +25,29 @@ pub(super) struct Upkeep {
 }
 
 impl World {
+    /// Rows that a query finds pending.
+    pub(super) fn pending(&self) -> impl Iterator<Item = RowId> {
+        let tables = self.tables.as_ref().filter(|_| self.mode.has_pending);
+        let snapshot = self.server.snapshot();
+        let rows = self.server.rows().filter(move |row| snapshot.sees(row.xid));
+        let rows = rows.filter_map(|row| row_of(row.event, true));
+        rows.filter(move |row| tables.is_some_and(|tables| !tables.is_marked(row)))
+    }
+
+    /// Somebody sets a row to pending again. Whether there is one.
+    pub(super) fn set_to_pending(&mut self) -> bool {
+        let tables = self.tables.as_mut().unwrap();
+        let rows = self.server.rows().filter_map(|row| {
+            let id = row_of(row.event, true)?;
+            tables.is_marked(&id).then_some((row.event, id))
+        });
+        let chosen = self.random.choice(rows.collect::<Vec<_>>());
+        if let Some((event, row)) = &chosen {
+            tables.set_to_pending(*event, row);
+        }
+        chosen.is_some()
+    }
+
     pub(super) fn step_of_upkeep(&mut self) -> (&'static str, Option<Fault>) {
         match self.random.u8(0..24) {
             0 => {

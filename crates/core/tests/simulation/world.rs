@@ -73,6 +73,9 @@ pub(super) struct World {
     pub(super) may_forget: bool,
     /// Whether the publication was altered. Left-out rows come late, and others come again.
     pub(super) is_altered: bool,
+    /// Whether rows that said that they were pending were read. Where a transaction was to come again
+    /// whose rows were marked before a crash, others than these do not.
+    pub(super) has_read_pending: bool,
     /// Where nothing else fails: how often each event was published by then that does not come again
     /// at an alteration, since a snapshot from before saw it.
     pub(super) finished: BTreeMap<Logged, usize>,
@@ -103,7 +106,8 @@ impl World {
             seed, mode, faults, ..
         } = plan;
         // Messages are in no table.
-        let reads_table = Fault::OF_TABLE.iter().any(|fault| faults.has(*fault));
+        let reads_table =
+            mode.has_pending || Fault::OF_TABLE.iter().any(|fault| faults.has(*fault));
         let server = Server::new(!reads_table);
         let mut dice = fastrand::Rng::with_seed(*seed);
         let broker = match mode.bus {
@@ -142,12 +146,13 @@ impl World {
             gone: BTreeSet::new(),
             may_forget: false,
             is_altered: false,
+            has_read_pending: false,
             finished: BTreeMap::new(),
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
             reached: Reached::default(),
-            tables: mode.parks().then(Tables::default),
-            tables_there: mode.parks().then(Tables::default),
+            tables: mode.marks().then(Tables::default),
+            tables_there: mode.marks().then(Tables::default),
             unmarked: BTreeSet::new(),
             may_lack_marks: false,
             trace: DefaultHasher::new(),
@@ -265,6 +270,9 @@ impl World {
         if self.tables.is_some() {
             outboxes[0].upkeep.mark = Some("published = true".to_owned());
         }
+        if self.mode.has_pending {
+            outboxes[0].upkeep.pending = Some("not published".to_owned());
+        }
         Setup {
             slot: "simulated".parse().unwrap(),
             outboxes,
@@ -299,6 +307,9 @@ impl World {
             self.stands()
         } else {
             self.watch();
+            if self.mode.has_pending && self.random.u8(0..8) == 0 {
+                self.look_for_pending();
+            }
             self.one_thing()
         };
         self.end_wait();
@@ -411,11 +422,13 @@ impl World {
             Fault::Altered,
             Fault::Synchronous,
             Fault::Stop,
+            Fault::Requeued,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
                 && (*fault != Fault::TopicRefused || self.mode.has_topic_refusals())
                 && (*fault != Fault::StoodStill || self.mode.has_stand_by())
+                && (*fault != Fault::Requeued || self.mode.has_pending)
         };
         let chosen = kinds.into_iter().filter(is_possible);
         let chosen = self.random.choice(chosen.collect::<Vec<_>>());
@@ -453,6 +466,10 @@ impl World {
             Some(Fault::Stop) => {
                 let was_streaming = self.stop();
                 ("told to stop", chosen.filter(|_| was_streaming))
+            }
+            Some(Fault::Requeued) => {
+                let was_marked = self.set_to_pending();
+                ("set to pending", chosen.filter(|_| was_marked))
             }
             Some(Fault::Synchronous) => {
                 let waits = Duration::from_millis(self.random.u64(0..60_000));
@@ -615,6 +632,7 @@ impl World {
             self.switch();
             self.write_back(false);
             self.retry(false);
+            self.look_for_pending();
             self.receive();
             has_opened |= self.is_open();
             assert!(has_opened || self.now < opens_by, "P9: no session opens");
@@ -636,7 +654,7 @@ impl World {
             let is_read = self.stored.catch_up.is_none();
             let is_known = is_read && self.stored.publication_version == version;
             let is_caught_up = self.server.is_caught_up() && is_confirmed && is_known;
-            if settled && is_caught_up && !has_parked {
+            if settled && is_caught_up && !has_parked && self.pending().next().is_none() {
                 return;
             }
         }
@@ -716,12 +734,25 @@ impl World {
         }
         let record = self.relay.process.record().unwrap();
         let due = record.due(pipeline, self.now, hurry);
-        if let Due::Progress(position) | Due::Idle(position) = due {
-            pipeline.store_begun(self.now);
-            let published = pipeline.storing(position);
-            self.relay.storing = Some(record.at(position, published));
+        match due {
+            Due::Progress(position) => {
+                pipeline.store_begun(self.now);
+                self.begin_store(position);
+            }
+            Due::Idle(position) => {
+                pipeline.store_begun(self.now);
+                self.relay.idle = Some(position);
+            }
+            Due::Nothing => {}
         }
         self.ask();
+    }
+
+    fn begin_store(&mut self, position: Position) {
+        let pipeline = self.relay.pipeline.as_mut().unwrap();
+        let published = pipeline.storing(position);
+        let record = self.relay.process.record().unwrap();
+        self.relay.storing = Some(record.at(position, published));
     }
 
     /// A pair is taken, or the catalogs are looked at.
@@ -741,12 +772,24 @@ impl World {
         } else if record.wants_pair(&pipeline.trail) {
             self.relay.snapshot = Some(self.server.seen());
         }
-        if std::mem::take(&mut self.relay.looks) || self.random.u8(0..16) == 0 {
+        let idle = self.relay.idle.take();
+        let looks = std::mem::take(&mut self.relay.looks) || idle.is_some();
+        if looks || self.random.u8(0..16) == 0 {
             let version = self.server.seen().publication_version;
             if version != record.publication_version() && !record.reads_table() {
                 record.altered(version, self.server.take_xid());
                 self.note_finished();
             }
+        }
+        let Some(position) = idle else {
+            return;
+        };
+        // Where events came meanwhile, they are committed with a position behind them.
+        let pipeline = self.relay.pipeline.as_mut().unwrap();
+        if pipeline.publisher.transaction.is_open() {
+            pipeline.confirm.abandoned();
+        } else {
+            self.begin_store(position);
         }
     }
 
