@@ -22,6 +22,7 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::position::Lsn;
 use walrelay_core::published_versions::{RowVersion, TableFile};
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::table_read::TableRow;
 
 /// The columns after the outbox's at the end of each row.
 const OWN_COLUMNS: usize = 3;
@@ -301,18 +302,26 @@ impl PolledRow {
         Ok(PolledRow(row))
     }
 
-    /// The values of the outbox's columns, in their order; `None` is NULL.
-    pub fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
-        (0..self.0.len().saturating_sub(OWN_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
-    }
-
     /// The event's id; empty where it is NULL.
     pub fn id(&self) -> &str {
         self.text(0).unwrap_or_default()
     }
 
-    /// The row's place in the order.
-    pub fn key(&self, outbox: &OutboxConfig) -> Key {
+    fn at_end(&self, count: usize) -> Option<&str> {
+        self.0.len().checked_sub(count).and_then(|at| self.text(at))
+    }
+
+    fn text(&self, at: usize) -> Option<&str> {
+        self.0.try_get(at).ok().flatten()
+    }
+}
+
+impl TableRow for PolledRow {
+    fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
+        (0..self.0.len().saturating_sub(OWN_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
+    }
+
+    fn key(&self, outbox: &OutboxConfig) -> Key {
         let mut values = outbox
             .key_places()
             .iter()
@@ -326,20 +335,12 @@ impl PolledRow {
     }
 
     /// Where its `xmin` is not the transaction in its column: such rows may be found again.
-    pub(crate) fn version(&self) -> Option<RowVersion> {
+    fn version(&self) -> Option<RowVersion> {
         let xmin = self.at_end(1)?.parse().ok()?;
         Some(RowVersion {
             xid: self.at_end(2).and_then(|xid| xid.parse().ok()),
             xmin,
         })
-    }
-
-    fn at_end(&self, count: usize) -> Option<&str> {
-        self.0.len().checked_sub(count).and_then(|at| self.text(at))
-    }
-
-    fn text(&self, at: usize) -> Option<&str> {
-        self.0.try_get(at).ok().flatten()
     }
 }
 

@@ -19,7 +19,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, TableFacts, all_table_facts};
+use crate::poll::{Began, Reader, all_table_facts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
@@ -37,9 +37,8 @@ use crate::source::watch::Fingerprint;
 use crate::telemetry::Telemetry;
 use crate::upkeep::Marker;
 use crate::upkeep::parked::none_left_behind;
-use walrelay_core::catch_up::{CatchUp, Key, Read, Rows, Which};
+use walrelay_core::catch_up::{Rows, Which};
 use walrelay_core::clock::now_us;
-use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 use walrelay_core::event::{RowId, Via};
 use walrelay_core::failpoint;
@@ -52,6 +51,7 @@ use walrelay_core::readiness::{Side, ToDo};
 use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::table_read::TableRead;
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
@@ -63,6 +63,8 @@ const XMIN_SHARE: u32 = 50;
 const IDLE_STORE: Duration = Duration::from_secs(10);
 /// How often a poller looks whether there can be a slot by now.
 const SLOT_INTERVAL: Duration = Duration::from_secs(10);
+/// Rows between two places a crashed relay can go on from.
+const CHECKPOINT_ROWS: u64 = 100;
 /// How often the transactions of others are looked at.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// Empty scans until the poller calls the table idle.
@@ -102,7 +104,7 @@ pub(super) async fn run(
         Err(error) => return (None, false, Err(error)),
     };
     publisher.judge.parking.begin(waiting);
-    let found = std::mem::take(&mut lease.store.known.left.lock().found);
+    let mut found = std::mem::take(&mut lease.store.known.left.lock().found);
     if !matches!(lease.start.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
@@ -116,13 +118,11 @@ pub(super) async fn run(
         ..
     } = lease;
     let TableStart { task, stored, .. } = start;
-    let delivered = delivered.into_iter().collect();
-    let mut reading = TableLoop::new(
-        publisher, store, stored, marker, delivered, &control, process,
-    );
-    reading.published = found;
     // Another process may have read the table since.
-    reading.published.remembers_from = None;
+    found.remembers_from = None;
+    let delivered = delivered.into_iter().collect();
+    let read = TableRead::new(publisher, stored, delivered, found, CHECKPOINT_ROWS);
+    let mut reading = TableLoop::new(read, store, marker, &control, process);
     reading.shared.refused_writes.gives_way = matches!(task, TableTask::Again(_));
     let mut work = Work {
         reading,
@@ -136,7 +136,7 @@ pub(super) async fn run(
         stop,
     };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
-    work.finish(done, quarantine).await
+    Box::pin(work.finish(done, quarantine)).await
 }
 
 /// The publisher of this work on the table.
@@ -249,10 +249,11 @@ impl Work<'_> {
         self.telemetry.metrics.reads_table.set(0);
         // In flight is only what an error left there: it counts as not delivered, and that producer
         // must not deliver it later.
-        let clean = self.reading.publisher.is_drained();
-        let begun = self.reading.kept.is_some();
-        *quarantine = std::mem::take(&mut self.reading.publisher.judge.quarantine);
-        let sink = self.reading.publisher.sink;
+        let mut read = self.reading.read;
+        let clean = read.publisher.is_drained();
+        let begun = read.kept.is_some();
+        *quarantine = std::mem::take(&mut read.publisher.judge.quarantine);
+        let sink = read.publisher.sink;
         let dead = matches!(&done, Err(error) if error.kind().ends_producer());
         if clean && !dead {
             return (Some(sink), begun, done);
@@ -276,17 +277,18 @@ impl Work<'_> {
     /// Makes the slot, and catches up with what is before it.
     async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
         self.log_plan(&plan);
-        // The old position means nothing to the new slot.
-        self.reading.stored.position = Position::default();
-        if let Some(until) = self.begun_until().filter(|_| plan.finishes)
+        if let Some(until) = self
+            .reading
+            .read
+            .stored
+            .begun_until()
+            .filter(|_| plan.finishes)
             && self.finish_begun(until, &mut plan).await?.is_none()
         {
             return Ok(Ended::Stopped);
         }
-        let stored = &mut self.reading.stored;
-        stored.published = plan.published;
-        stored.publication_version = publication_version(&self.facts);
-        stored.catch_up = Some(CatchUp::new(plan.rows, None));
+        let version = publication_version(&self.facts);
+        self.reading.read.intend(plan, version);
         self.reading.save().await?;
         failpoint::reached("intended");
         let tables = self.tables.iter().map(|table| (&table.facts, table.outbox));
@@ -313,14 +315,12 @@ impl Work<'_> {
             );
             return Err(Error::new(Kind::PostgresUnreachable, cause));
         }
-        self.reading.stored.position = Position::at(made.consistent_point);
-        if let Some(catch_up) = &mut self.reading.stored.catch_up {
-            catch_up.until = Some(snapshot.clone());
-        }
+        let begins = made.consistent_point;
+        self.reading.read.slot_made(begins, snapshot.clone());
         self.reading.save().await?;
         tracing::info!(event = "slot_created", slot = %self.config.source.slot,
-            begins = %made.consistent_point, "the slot is made");
-        self.catch_up(snapshot, made.consistent_point, false).await
+            %begins, "the slot is made");
+        self.catch_up(snapshot, begins, false).await
     }
 
     fn log_plan(&self, plan: &RecoveryPlan) {
@@ -328,7 +328,7 @@ impl Work<'_> {
         let cause = &plan.cause;
         let rows = description(&plan.rows);
         // The first one, or one behind a poller: nothing went wrong.
-        let is_first = self.reading.stored.position == Position::default();
+        let is_first = self.reading.read.stored.position == Position::default();
         let making = if is_first && self.facts.slot.is_none() {
             "making"
         } else {
@@ -346,11 +346,6 @@ impl Work<'_> {
             .for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
     }
 
-    /// The snapshot up to which a read was begun and not finished.
-    fn begun_until(&self) -> Option<Snapshot> {
-        self.reading.stored.catch_up.as_ref()?.until.clone()
-    }
-
     /// Finishes an interrupted read without its slot, so that `plan` is for the rest; none where
     /// the relay was told to stop.
     async fn finish_begun(
@@ -358,8 +353,7 @@ impl Work<'_> {
         until: Snapshot,
         plan: &mut RecoveryPlan,
     ) -> Result<Option<()>> {
-        self.reading.stored.published = plan.published.take();
-        // Once a row is published, no slot may go on from what was stored before.
+        self.reading.read.finish_first(plan);
         self.reading.save().await?;
         let began = begin(&self.reader, &self.tables, None).await?;
         let lsn = began.wal_end;
@@ -371,8 +365,7 @@ impl Work<'_> {
         }
         self.is_read(until, lsn, Some(began.flushed), PollScan::Xmin)
             .await?;
-        plan.published = self.reading.stored.published.take();
-        plan.rows = Rows::Unpublished;
+        self.reading.read.finished(plan);
         Ok(Some(()))
     }
 
@@ -451,13 +444,13 @@ impl Work<'_> {
     async fn go_on(&mut self) -> Result<Ended> {
         // An earlier session may have read more than it could store.
         self.reading.save().await?;
-        let Some(until) = self.begun_until() else {
+        let Some(until) = self.reading.read.stored.begun_until() else {
             return Ok(Ended::Again);
         };
         tracing::info!(event = "table_read_resumed", slot = %self.config.source.slot,
             "continuing the read of the table");
         begin(&self.reader, &self.tables, None).await?;
-        let begins = self.reading.stored.position.end_lsn;
+        let begins = self.reading.read.stored.position.end_lsn;
         self.catch_up(until, begins, true).await
     }
 
@@ -512,14 +505,12 @@ impl Work<'_> {
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
             let query = Query {
-                sql: &sql,
+                sql,
                 total: None,
                 table,
-                lsn,
-                via: Via::Replay,
-                published: None,
+                scan: table.scan(lsn, Via::Replay, None)?,
             };
-            if self.reading.table(&self.reader, &query).await?.is_none() {
+            if self.reading.table(&self.reader, query).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
             self.reader.end().await?;
@@ -542,8 +533,8 @@ impl Work<'_> {
             self.reading.retry_parked().await?;
             let now = begin(&self.reader, &self.tables, None).await?;
             let lsn = now.wal_end;
-            let resumed = self.resumed_or_begun(&now.snapshot);
-            if self.reading.kept.is_none() {
+            let resumed = self.reading.read.begin_poll(&now.snapshot);
+            if self.reading.read.kept.is_none() {
                 // Rows that are left out now stay left out, also for the next relay.
                 self.reading.save().await?;
                 self.telemetry.connected(Side::Postgres, true);
@@ -564,7 +555,7 @@ impl Work<'_> {
             };
             // Rows that the process before this one read are not remembered.
             if resumed.is_none() {
-                self.reading.published.end(until.xmax());
+                self.reading.read.published.end(until.xmax());
             }
             // The log was not beyond this when an earlier snapshot was taken, either.
             self.is_read(until, lsn, Some(now.flushed), scan).await?;
@@ -586,27 +577,12 @@ impl Work<'_> {
             }
             // Rows that the slot delivered are left out of the first scan only; later they are
             // requested again.
-            self.reading.delivered.clear();
+            self.reading.read.delivered.clear();
             if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;
                 return Ok(Ended::Stopped);
             }
         }
-    }
-
-    /// The snapshot of the scan that was interrupted. None: there was none, and one up to `now` is
-    /// begun.
-    fn resumed_or_begun(&mut self, now: &Snapshot) -> Option<Snapshot> {
-        let resumed = self.begun_until();
-        if resumed.is_none() {
-            let catch_up = &mut self.reading.stored.catch_up;
-            // Where it is the first time, what was configured for that.
-            let rows = catch_up
-                .take()
-                .map_or(Rows::Unpublished, |first| first.rows);
-            *catch_up = Some(CatchUp::new(rows, Some(now.clone())));
-        }
-        resumed
     }
 
     /// Whether a slot can be made by now, and would not have to wait for open transactions.
@@ -663,7 +639,7 @@ impl Work<'_> {
     async fn look_at_files(&mut self) -> Result<()> {
         let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
         let files = self.reader.table_files(&tables).await?;
-        if self.reading.published.looked_at(files) {
+        if self.reading.read.published.looked_at(files) {
             let verify = NextCommand::new("verify");
             tracing::warn!(event = "table_rewritten", slot = %self.config.source.slot,
                 "a table was rewritten: of rows that were copied into it just before, those whose \
@@ -717,20 +693,7 @@ impl Work<'_> {
         scan: PollScan,
     ) -> Result<()> {
         self.reader.end().await?;
-        let stored = &mut self.reading.stored;
-        let before = stored.published.take();
-        let savepoints = before
-            .as_ref()
-            .filter(|_| scan == PollScan::Column)
-            .map(|before| self.reading.published.savepoints(&before.savepoints));
-        let read = Read {
-            until,
-            lsn,
-            flushed,
-            savepoints,
-        };
-        let rows = stored.catch_up.take().map(|catch_up| catch_up.rows);
-        stored.published = Some(read.published(rows.as_ref(), before));
+        self.reading.read.is_read(until, lsn, flushed, scan);
         Ok(())
     }
 
@@ -746,26 +709,25 @@ impl Work<'_> {
     ) -> Result<Option<u64>> {
         let mut read = 0;
         for table @ OutboxTable { outbox, facts, .. } in &self.tables {
-            let Some(catch_up) = &mut self.reading.stored.catch_up else {
+            let Some(catch_up) = &mut self.reading.read.stored.catch_up else {
                 continue;
             };
             if facts.oid < catch_up.table_oid {
                 continue;
             }
-            let after = begin_table(catch_up, facts, outbox);
+            let after = catch_up.begin_table(facts.oid, facts.ordered_by(), outbox);
             let rows_wanted = catch_up.rows.clone();
-            let known = self.reading.stored.published.clone();
+            let known = self.reading.read.stored.published.clone();
             let Some(mut which) = rows_wanted.which(known.as_ref(), outbox) else {
                 continue;
             };
-            let mut published = None;
             if let Which::Unpublished { copies, .. } = &mut which {
                 copies.take_if(|_| scan == PollScan::Column);
                 if let Some(copies) = copies {
-                    copies.all_from = self.reading.published.remembers_from;
+                    copies.all_from = self.reading.read.published.remembers_from;
                 }
-                published = known.as_ref();
             }
+            let is_by_known = matches!(which, Which::Unpublished { .. });
             let selection = Selection {
                 which,
                 until: resumed,
@@ -791,33 +753,20 @@ impl Work<'_> {
                     table");
             }
             let sql = rows(facts, outbox, &selection)?;
+            let known = known.filter(|_| is_by_known);
             let query = Query {
-                sql: &sql,
+                sql,
                 total,
                 table,
-                lsn,
-                via: Via::Table,
-                published,
+                scan: table.scan(lsn, Via::Table, known)?,
             };
-            let Some(sent) = self.reading.table(&self.reader, &query).await? else {
+            let Some(sent) = self.reading.table(&self.reader, query).await? else {
                 return Ok(None);
             };
             read += sent;
         }
         Ok(Some(read))
     }
-}
-
-/// Notes that this table is under way, and gives the row up to which all are published.
-fn begin_table(catch_up: &mut CatchUp, facts: &TableFacts, outbox: &OutboxConfig) -> Option<Key> {
-    // Rows that say for themselves whether they are pending are all behind nothing.
-    let decides = outbox.upkeep.says_for_itself();
-    let order = facts.ordered_by();
-    let same = facts.oid == catch_up.table_oid && order == catch_up.order;
-    catch_up.after.take_if(|_| !same || decides);
-    catch_up.table_oid = facts.oid;
-    catch_up.order = order;
-    catch_up.after.clone()
 }
 
 async fn begin(reader: &Reader, tables: &[OutboxTable<'_>], adopt: Option<&str>) -> Result<Began> {

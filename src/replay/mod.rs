@@ -40,6 +40,7 @@ use walrelay_core::event::{Event, Place, Polled, Via};
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::{Publisher, Setup};
 use walrelay_core::route::Router;
+use walrelay_core::table_read::TableRow as _;
 
 /// The greatest number of reported rows that cannot be routed.
 const EXAMPLES_MAX: usize = 10;

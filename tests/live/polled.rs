@@ -18,6 +18,7 @@ use walrelay_core::event::{Place, Polled, Via};
 use walrelay_core::position::Lsn;
 use walrelay_core::route::Router;
 use walrelay_core::snapshot::Snapshot;
+use walrelay_core::table_read::TableRow as _;
 
 use self::unpublished::TABLES;
 use super::column_kinds::{KINDS, TYPES};

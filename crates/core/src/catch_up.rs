@@ -42,6 +42,23 @@ impl CatchUp {
             after: None,
         }
     }
+
+    /// The table with this OID is under way, in this order. Gives the row of it up to which all are
+    /// published.
+    pub fn begin_table(
+        &mut self,
+        table_oid: u32,
+        order: Option<String>,
+        outbox: &OutboxConfig,
+    ) -> Option<Key> {
+        // Rows that say for themselves whether they are pending are all behind nothing.
+        let decides = outbox.upkeep.says_for_itself();
+        let is_same = table_oid == self.table_oid && order == self.order;
+        self.after.take_if(|_| !is_same || decides);
+        self.table_oid = table_oid;
+        self.order = order;
+        self.after.clone()
+    }
 }
 
 /// The rows of the tables that are to be read.

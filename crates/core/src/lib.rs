@@ -62,6 +62,7 @@
 //! | [`stream_record`] | what a stream stores with each position; an altered publication |
 //! | [`sessions`] | which session comes next, and after which wait |
 //! | [`recovery`] | rows that are read from the table before a slot is streamed, or instead |
+//! | [`table_read`] | a session at the table: rows in, progress to store out |
 //! | [`turn`] | whether another relay was at work |
 //! | [`left`] | what the sessions of a process leave to the next one |
 //! | [`readiness`] | whether the relay is ready, and why not |
@@ -93,6 +94,7 @@ pub mod snapshot;
 pub mod start;
 pub mod stored;
 pub mod stream_record;
+pub mod table_read;
 pub mod template;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::catch_up::CatchUp;
 use crate::ledger::trail::Published;
 use crate::position::{Position, ServerIdentity};
+use crate::snapshot::Snapshot;
 
 /// The stored value: a position, and the server, slot, tables and cluster of the bus that it
 /// belongs to.
@@ -52,6 +53,11 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// The snapshot up to which a read of the tables was begun and not finished.
+    pub fn begun_until(&self) -> Option<Snapshot> {
+        self.catch_up.as_ref()?.until.clone()
+    }
+
     /// Whether what the process `relay` knows counts on `server`, where this is stored: that
     /// process stored it there, and not before `kept`. A server or store that was restored has an
     /// older one. At the table it may have no position, and be newer.

@@ -43,7 +43,7 @@ impl World {
             put(!position.is_at_or_after(&received), Promise::P1);
             put(!pipeline.trail.wants_pair(), Promise::P12);
         }
-        let reading = self.relay.reading.as_ref().map(|it| &it.publisher);
+        let reading = self.relay.reading.as_ref().map(|it| &it.read.publisher);
         put(reading.is_some(), Promise::P12);
         let streaming = self.relay.pipeline.as_ref().map(|it| &it.publisher);
         if let Some(publisher) = reading.or(streaming) {
@@ -141,7 +141,9 @@ impl World {
             let is_read = |event: &Logged| {
                 let is_seen = until.is_some_and(|until| until.sees(xid)) && is_of_server;
                 let row = Row { event: *event, xid };
-                is_seen && after.is_some_and(|after| !row.is_after(after))
+                // Rows that say that they are pending are all behind nothing.
+                let has_after = after.filter(|_| !self.mode.has_pending);
+                is_seen && has_after.is_some_and(|after| !row.is_after(after))
             };
             return events.filter(|it| is_published || is_read(it)).collect();
         }

@@ -77,6 +77,8 @@ pub(super) struct Server {
     altering: Option<(Lsn, u64)>,
     /// The last one that was rolled back.
     rolled_back: Option<u64>,
+    /// Ids of transactions without events, and up to where the log has what they wrote.
+    without_events: Vec<(Lsn, u64)>,
     /// Transactions of which rows may be left out, because they ran then.
     spanning: BTreeSet<u64>,
     /// Whether each event is a row of a table with a unique index, and none is a message.
@@ -187,6 +189,7 @@ impl Server {
             alterations: Vec::new(),
             altering: None,
             rolled_back: None,
+            without_events: Vec::new(),
             spanning: BTreeSet::new(),
             has_keys: !has_messages,
             has_slot: true,
@@ -316,6 +319,8 @@ impl Server {
     /// Assigns an id to a transaction that ends at once.
     pub(super) fn take_xid(&mut self) -> u64 {
         let xid = self.assign_xid();
+        self.wal += 8;
+        self.without_events.push((self.end(), xid));
         self.ended_max = self.ended_max.max(xid);
         xid
     }
@@ -381,7 +386,8 @@ impl Server {
         self.wal += 8;
         self.altering = Some((self.end(), self.assign_xid()));
         // That of a savepoint, which alters it.
-        self.assign_xid();
+        let savepoint = self.assign_xid();
+        self.without_events.push((self.end(), savepoint));
         self.spanning = self.running.iter().copied().collect();
         let before = self.log.len();
         for _ in 0..random.usize(0..3) {
@@ -525,9 +531,12 @@ impl Server {
         let gone = self.log.split_off(has);
         self.alter_back(random);
         self.alterations.retain(|(lsn, _)| *lsn <= switch_lsn);
+        self.without_events.retain(|(lsn, _)| *lsn <= switch_lsn);
         if random.bool() {
-            // It got no more than commits.
-            let next_xids = self.log.iter().map(|it| it.xid + 1);
+            // It got no more than the ends of transactions.
+            let ended = self.without_events.iter().map(|(_, xid)| *xid);
+            let ended = ended.chain(self.log.iter().map(|it| it.xid));
+            let next_xids = ended.map(|xid| xid + 1);
             self.next_xid = next_xids.fold(self.standby.next_xid, u64::max);
         }
         self.standby.next_xid = self.next_xid;

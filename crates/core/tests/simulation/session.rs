@@ -9,7 +9,6 @@ use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::BaseTypes;
 use walrelay_core::left::Left;
 use walrelay_core::position::Position;
-use walrelay_core::published_versions::PublishedVersions;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Pipeline;
@@ -17,6 +16,7 @@ use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
 use walrelay_core::stream_record::StreamRecord;
+use walrelay_core::table_read::TableRead;
 use walrelay_core::watch::{RequeueDetector, RetentionLimit, Verdict};
 
 use super::broker::{Producer, Shared};
@@ -108,7 +108,7 @@ impl World {
 
     pub(super) fn publisher(&mut self) -> Option<&mut Publisher<Producer>> {
         match (&mut self.relay.reading, &mut self.relay.pipeline) {
-            (Some(reading), _) => Some(&mut reading.publisher),
+            (Some(reading), _) => Some(&mut reading.read.publisher),
             (None, Some(pipeline)) => Some(&mut pipeline.publisher),
             (None, None) => None,
         }
@@ -208,9 +208,7 @@ impl World {
             publisher.judge.parking.begin(tables.index());
         }
         let version = self.server.seen().publication_version;
-        let mut reading = Reading::new(publisher, start, version);
-        reading.delivered.extend(delivered);
-        self.relay.reading = Some(reading);
+        self.relay.reading = Some(Reading::new(publisher, start, delivered, version));
         self.server.own();
         self.opened();
         self.reached.count(Path::TableRead, 1);
@@ -455,6 +453,8 @@ impl World {
     }
 
     fn end_session(&mut self, error: Option<&Error>) {
+        let is_lost = error.is_some_and(|it| it.kind() == Kind::PostgresUnreachable);
+        let has_lease = self.server.is_owner() && !is_lost;
         self.server.disconnect();
         self.end_pass();
         self.relay.snapshot = None;
@@ -468,7 +468,7 @@ impl World {
                 .process
                 .sessions
                 .table_ended(lasted, error.is_none());
-            self.end_reading(reading, error);
+            self.end_reading(reading, error, has_lease);
         } else if let Some(open) = open {
             let has_stored = open.record.stored.position != self.stored.position;
             self.relay.process.sessions.stream_ended(lasted, has_stored);
@@ -484,31 +484,43 @@ impl World {
     }
 
     /// The read of the table ended.
-    fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>) {
+    fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>, has_lease: bool) {
         if error.is_some_and(|error| !error.kind().ends_producer()) {
-            self.drain(&mut reading.publisher);
-        }
-        self.count_of(&reading.publisher);
-        let is_clean = reading.publisher.is_drained()
-            && !error.is_some_and(|error| error.kind().ends_producer());
-        if error.is_some() {
-            reading.advance_to_delivered();
-        }
-        self.relay.process.quarantine = std::mem::take(&mut reading.publisher.judge.quarantine);
-        let left = &mut self.relay.process.left;
-        if !reading.publisher.transaction.is_used() {
-            left.write_backs = std::mem::take(&mut reading.publisher.write_backs);
-            if error.is_some() {
-                let gives_way = reading.is_of_asked();
-                left.table_failed(&reading.stored, PublishedVersions::default(), gives_way);
+            reading.read.advance_to_last();
+            self.drain(&mut reading.read.publisher);
+            reading.read.advance();
+            // Without the lease, another relay may store.
+            if has_lease && reading.scans() {
+                self.store_at_end(&mut reading.read);
             }
         }
+        let gives_way = reading.is_of_asked();
+        let mut read = reading.read;
+        self.count_of(&read.publisher);
+        let is_clean =
+            read.publisher.is_drained() && !error.is_some_and(|error| error.kind().ends_producer());
+        if error.is_some() {
+            read.interrupt();
+        }
+        self.relay.process.quarantine = std::mem::take(&mut read.publisher.judge.quarantine);
+        let left = &mut self.relay.process.left;
+        read.leave(left, error.is_some(), gives_way);
         if error.is_none() {
             left.inside.clear();
         }
-        let is_open = reading.publisher.transaction.is_open();
+        let is_open = read.publisher.transaction.is_open();
         if !is_clean || is_open {
             self.broker.lock().unwrap().producer_gone(&mut self.random);
+        }
+    }
+
+    /// Progress is stored where that is possible.
+    fn store_at_end(&mut self, read: &mut TableRead<Producer>) {
+        if self.random.bool() && matches!(read.must_store(), Ok(true)) {
+            self.stored = read.stored.clone();
+            self.broker.lock().unwrap().commit();
+            self.relay.process.left.stored(read.stored.clone());
+            read.was_stored();
         }
     }
 
@@ -571,7 +583,7 @@ impl World {
     pub(super) fn kill(&mut self) {
         self.end_store();
         if let Some(reading) = self.relay.reading.take() {
-            self.count_of(&reading.publisher);
+            self.count_of(&reading.read.publisher);
             self.reached.count(Path::KilledAtTheTable, 1);
         }
         if let Some(pipeline) = self.relay.pipeline.take() {

@@ -1,23 +1,26 @@
 //! The relay at the table: it reads the rows that no slot sends, and makes a slot for the rest.
 //!
-//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. Which rows are read,
-//! and what is published after them, is the core's.
+//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. Which rows are read, what
+//! of them is published and what is stored is the core's.
 
 use std::collections::{HashSet, VecDeque};
 
-use walrelay_core::catch_up::{CatchUp, Checkpoints, Read, Rows, Which};
-use walrelay_core::error::{Error, Kind};
-use walrelay_core::event::{Place, Polled, RowId, Via};
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::catch_up::{Key, Rows, Which};
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::Error;
+use walrelay_core::event::{Polled, RowId, Via};
+use walrelay_core::position::Lsn;
+use walrelay_core::published_versions::{PollScan, PublishedVersions, RowVersion};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
 use walrelay_core::stored::Stored;
+use walrelay_core::table_read::{Scan, ScanStep, TableRead, TableRow, Untaken};
 
-use super::broker::{Logged, Producer};
+use super::broker::Producer;
 use super::plan::Path;
-use super::server::{Row, columns, row_of};
+use super::server::{Row, TABLE_OID, columns, row_of};
 use super::world::{World, epoch};
 
 /// Rows between two places where a killed relay can go on.
@@ -25,10 +28,7 @@ const CHECKPOINT_ROWS: u64 = 3;
 
 /// A session at the table.
 pub(super) struct Reading {
-    pub(super) publisher: Publisher<Producer>,
-    /// How far it is; what of it the store has.
-    pub(super) stored: Stored,
-    kept: Option<Stored>,
+    pub(super) read: TableRead<Producer>,
     stage: Stage,
     /// Whether write-backs of an earlier session come before all else.
     writes_first: bool,
@@ -36,9 +36,7 @@ pub(super) struct Reading {
     plan: Option<Box<RecoveryPlan>>,
     /// The version of the publication when the session began.
     publication_version: String,
-    /// Rows that are published, whatever else is known.
-    pub(super) delivered: HashSet<RowId>,
-    scan: Option<Scan>,
+    query: Option<Query>,
     /// Rows that were set to pending again.
     asked: HashSet<RowId>,
 }
@@ -58,21 +56,41 @@ enum Stage {
     Done,
 }
 
-/// To the ledger, all rows are one transaction.
-struct Scan {
+/// A query that was begun.
+struct Query {
+    /// Those that it has still to give.
     rows: VecDeque<Row>,
-    polled: Polled,
-    read: Read,
-    via: Via,
-    commit_lsn: Lsn,
-    sent: u64,
-    checkpoints: Checkpoints,
+    until: Snapshot,
+    lsn: Lsn,
+}
+
+/// A row, and whether it has a topic.
+struct Given {
+    row: Row,
+    values: Vec<Option<String>>,
+}
+
+impl TableRow for Given {
+    fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
+        let values = self.values.iter();
+        values.map(|value| value.as_deref().map(str::as_bytes))
+    }
+
+    fn key(&self, _: &OutboxConfig) -> Key {
+        self.row.key()
+    }
+
+    /// None was copied, or has a savepoint.
+    fn version(&self) -> Option<RowVersion> {
+        None
+    }
 }
 
 impl Reading {
     pub(super) fn new(
         publisher: Publisher<Producer>,
         start: TableStart,
+        delivered: Vec<RowId>,
         publication_version: String,
     ) -> Reading {
         let mut asked = HashSet::new();
@@ -86,17 +104,17 @@ impl Reading {
                 (Stage::Asked, None)
             }
         };
+        let writes_first = !publisher.write_backs.is_empty();
+        let delivered = delivered.into_iter().collect();
+        let found = PublishedVersions::default();
         Reading {
-            writes_first: !publisher.write_backs.is_empty(),
-            publisher,
-            kept: None,
+            read: TableRead::new(publisher, start.stored, delivered, found, CHECKPOINT_ROWS),
             stage,
+            writes_first,
             plan,
             publication_version,
-            delivered: HashSet::new(),
-            scan: None,
+            query: None,
             asked,
-            stored: start.stored,
         }
     }
 
@@ -104,28 +122,20 @@ impl Reading {
         !self.asked.is_empty()
     }
 
-    /// The next session publishes no delivered row again: its write-backs come first.
-    pub(super) fn advance_to_delivered(&mut self) {
-        if let Some(scan) = &mut self.scan {
-            scan.checkpoints.note_last();
-        }
-        self.advance_to(self.publisher.ledger.delivered());
+    pub(super) fn scans(&self) -> bool {
+        self.query.is_some()
     }
 
-    /// Notes the last checkpoint up to `position`.
-    fn advance_to(&mut self, position: Position) {
-        let (Some(scan), Some(catch_up)) = (&mut self.scan, &mut self.stored.catch_up) else {
-            return;
-        };
-        let count = position.delivered_of(scan.commit_lsn);
-        scan.checkpoints.reached(count, &mut catch_up.after);
+    /// The snapshot up to which it reads.
+    fn until(&self) -> Snapshot {
+        self.read.stored.begun_until().expect("a snapshot")
     }
+}
 
-    /// Everything that the scan's snapshot sees is read.
-    fn is_read(&mut self, scan: Scan) {
-        let rows = self.stored.catch_up.take().map(|catch_up| catch_up.rows);
-        let before = self.stored.published.take();
-        self.stored.published = Some(scan.read.published(rows.as_ref(), before));
+fn failed(untaken: Untaken) -> Error {
+    match untaken {
+        Untaken::Failed(error) => error,
+        Untaken::Unfit { column, fault } => panic!("{column} {fault}"),
     }
 }
 
@@ -137,58 +147,48 @@ impl World {
             return Ok(());
         }
         let reading = self.relay.reading.as_mut().unwrap();
-        reading.writes_first &= !reading.publisher.write_backs.is_empty();
+        let read = &mut reading.read;
+        reading.writes_first &= !read.publisher.write_backs.is_empty();
         if reading.writes_first {
             return Ok(());
         }
-        if reading.scan.is_some() {
+        if reading.query.is_some() {
             return self.scan();
         }
         // An earlier session may have read more than it could store.
         match reading.stage {
-            Stage::Finish if reading.kept.is_none() => {
-                // The old position means nothing to the new slot.
-                reading.stored.position = Position::default();
-                reading.stored.published = reading.plan.as_mut().unwrap().published.take();
+            Stage::Finish if read.kept.is_none() => {
+                read.finish_first(reading.plan.as_mut().unwrap());
                 return self.save();
             }
-            Stage::CatchUp if reading.kept.is_none() => {
+            Stage::CatchUp if read.kept.is_none() => {
                 self.reached.count(Path::ReadResumed, 1);
                 return self.save();
             }
             Stage::Finish => {
-                let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
-                let lsn = self.server.end();
                 self.reached.count(Path::ReadFinished, 1);
-                self.begin_scan(until.unwrap(), lsn);
+                let until = reading.until();
+                self.begin_scan(until, self.server.end());
             }
             Stage::Intend => {
-                reading.stored.position = Position::default();
                 let plan = reading.plan.take().unwrap();
-                reading.stored.published = plan.published;
-                let version = &reading.publication_version;
-                reading.stored.publication_version.clone_from(version);
-                reading.stored.catch_up = Some(CatchUp::new(plan.rows, None));
+                read.intend(*plan, reading.publication_version.clone());
                 reading.stage = Stage::MakeSlot;
                 return self.save();
             }
             Stage::MakeSlot => {
                 let (begins, snapshot) = self.server.make_slot(&mut self.random);
-                reading.stored.position = Position::at(begins);
-                reading.stored.catch_up.as_mut().unwrap().until = Some(snapshot);
+                read.slot_made(begins, snapshot);
                 reading.stage = Stage::CatchUp;
                 return self.save();
             }
             Stage::CatchUp => {
-                let until = reading.stored.catch_up.as_ref().unwrap().until.clone();
-                let lsn = reading.stored.position.end_lsn;
-                self.begin_scan(until.unwrap(), lsn);
+                let lsn = read.stored.position.end_lsn;
+                let until = reading.until();
+                self.begin_scan(until, lsn);
             }
             Stage::Poll => return self.poll(),
-            Stage::Asked => {
-                let lsn = self.server.end();
-                self.begin_scan(self.server.snapshot(), lsn);
-            }
+            Stage::Asked => self.begin_scan(self.server.snapshot(), self.server.end()),
             Stage::Done => self.session_done(Ended::Again),
         }
         Ok(())
@@ -196,40 +196,42 @@ impl World {
 
     /// A poll begins, unless a slot can take over.
     fn poll(&mut self) -> Result<(), Error> {
-        let reading = self.relay.reading.as_mut().unwrap();
-        let has_polled = reading.stored.catch_up.is_none() && reading.kept.is_some();
+        let read = &mut self.relay.reading.as_mut().unwrap().read;
+        let has_polled = read.stored.catch_up.is_none() && read.kept.is_some();
         if has_polled && !self.server.forbids(self.now) && self.random.bool() {
             self.reached.count(Path::HandedOver, 1);
             self.session_done(Ended::Again);
             return Ok(());
         }
-        let begun = reading.stored.catch_up.take();
-        let rows = begun
-            .as_ref()
-            .map_or(Rows::Unpublished, |it| it.rows.clone());
-        let until = begun.as_ref().and_then(|it| it.until.clone());
-        let until = until.unwrap_or_else(|| self.server.snapshot());
-        let catch_up = begun.filter(|it| it.until.is_some());
-        let catch_up = catch_up.unwrap_or_else(|| CatchUp::new(rows, Some(until.clone())));
-        reading.stored.catch_up = Some(catch_up);
-        if reading.kept.is_none() {
+        let now = self.server.snapshot();
+        let until = read.begin_poll(&now).unwrap_or(now);
+        if read.kept.is_none() {
             // Rows that are left out now stay left out.
             return self.save();
         }
         self.reached.count(Path::Polled, 1);
-        let lsn = self.server.end();
-        self.begin_scan(until, lsn);
+        self.begin_scan(until, self.server.end());
         Ok(())
     }
 
     fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {
-        let reading = self.relay.reading.as_ref().unwrap();
-        let outbox = &reading.publisher.setup.outboxes[0];
-        let catch_up = reading.stored.catch_up.as_ref();
-        let known = reading.stored.published.as_ref();
-        let which = match catch_up {
-            Some(catch_up) => catch_up.rows.which(known, outbox).expect("some rows"),
-            None => Which::Where("the row was set to pending"),
+        let reading = self.relay.reading.as_mut().unwrap();
+        let is_of_asked = reading.is_of_asked();
+        let stored = &mut reading.read.stored;
+        let outbox = &reading.read.publisher.setup.outboxes[0];
+        let columns = columns(outbox);
+        let polled = Polled::new(outbox, columns).unwrap();
+        let order = Some("payload".to_owned());
+        let catch_up = stored.catch_up.as_mut();
+        let after = catch_up.and_then(|it| it.begin_table(TABLE_OID, order, outbox));
+        let rows = match &stored.catch_up {
+            Some(catch_up) => &catch_up.rows,
+            None => &Rows::None,
+        };
+        let known = stored.published.as_ref();
+        let which = match is_of_asked {
+            true => Which::Where("the row was set to pending again"),
+            false => rows.which(known, outbox).expect("some rows"),
         };
         let tables = self.tables.as_ref();
         let is_pending = |id: &RowId| tables.is_some_and(|tables| !tables.is_marked(id));
@@ -246,135 +248,95 @@ impl World {
             }
             Which::Since(_) => panic!("{which:?}"),
         };
-        let after = catch_up.and_then(|it| it.after.as_ref());
+        let after = after.as_ref();
         let is_left = |row: &Row| until.sees(row.xid) && after.is_none_or(|key| row.is_after(key));
         let rows = self.server.rows();
         let rows: VecDeque<Row> = rows.filter(|row| is_wanted(row) && is_left(row)).collect();
         self.has_read_pending |= which == Which::Pending;
-        if reading.is_of_asked() {
-            self.reached.count(Path::RequeuedRead, rows.len() as u64);
-            rows.iter().for_each(|row| self.assert_asked(row.event));
-        }
-        let reading = self.relay.reading.as_mut().unwrap();
-        let outbox = &reading.publisher.setup.outboxes[0];
-        let commit_lsn = lsn.max(reading.publisher.ledger.received().end_lsn);
-        reading.publisher.ledger.begin(commit_lsn).unwrap();
-        reading.scan = Some(Scan {
-            rows,
-            polled: Polled::new(outbox, columns(outbox)).unwrap(),
-            read: Read {
-                until,
-                lsn,
-                flushed: None,
-                savepoints: None,
-            },
-            via: if reading.is_of_asked() {
-                Via::Replay
-            } else {
-                Via::Table
-            },
-            commit_lsn,
-            sent: 0,
-            checkpoints: Checkpoints::default(),
-        });
+        let scan = Scan {
+            outbox: 0,
+            polled,
+            lsn,
+            via: if is_of_asked { Via::Replay } else { Via::Table },
+            published: None,
+        };
+        reading.read.begin(scan).unwrap();
+        let asked = rows.iter().filter(|_| is_of_asked);
+        let asked: Vec<_> = asked.map(|row| row.event).collect();
+        reading.query = Some(Query { rows, until, lsn });
+        self.reached.count(Path::RequeuedRead, asked.len() as u64);
+        asked.into_iter().for_each(|event| self.assert_asked(event));
     }
 
     /// A row is taken, or progress is stored, or all is read and published.
     fn scan(&mut self) -> Result<(), Error> {
         let reading = self.relay.reading.as_mut().unwrap();
-        let publisher = &mut reading.publisher;
-        publisher.retry_pending()?;
-        let is_drained = publisher.is_drained();
-        publisher.transaction.look(false, true, self.now);
-        let is_due = publisher.transaction.is_due(false);
-        let is_used = publisher.transaction.is_used();
-        let completed = publisher.completed();
-        reading.advance_to(completed);
-        let scan = reading.scan.as_mut().unwrap();
-        let is_written = reading.publisher.write_backs.is_empty();
-        if scan.rows.is_empty() && is_drained && is_written {
-            let end_lsn = Lsn::new(scan.commit_lsn.as_u64() + 1);
-            let ledger = &mut reading.publisher.ledger;
-            ledger.commit(scan.commit_lsn, end_lsn).unwrap();
-            let scan = reading.scan.take().unwrap();
-            if reading.stage == Stage::Asked {
-                reading.stage = Stage::Done;
-                return Ok(());
-            }
-            reading.is_read(scan);
-            if reading.stage == Stage::Finish {
-                let plan = reading.plan.as_mut().unwrap();
-                plan.published = reading.stored.published.clone();
-                plan.rows = Rows::Unpublished;
+        let read = &mut reading.read;
+        read.publisher.retry_pending()?;
+        match read.look(self.now) {
+            ScanStep::Wait => {}
+            ScanStep::Store => self.save()?,
+            ScanStep::Done => return self.scanned(),
+        }
+        let reading = self.relay.reading.as_mut().unwrap();
+        let read = &mut reading.read;
+        if self.relay.storing.is_some() || !read.has_room() {
+            return Ok(());
+        }
+        let Some(row) = reading.query.as_mut().unwrap().rows.pop_front() else {
+            return read.take(None::<&Given>, 0, epoch()).map_err(failed);
+        };
+        let has_topic = !self.broker.lock().unwrap().lacks_topic(row.event);
+        let outbox = &read.publisher.setup.outboxes[0];
+        let values = outbox.columns.iter();
+        let values = values.map(|column| row.value(column, has_topic)).collect();
+        let given = Given { row, values };
+        let before = read.counts().sent;
+        let taken = read.take(Some(&given), 0, epoch() + self.now);
+        taken.map_err(failed)?;
+        let was_left_out = read.counts().sent == before;
+        self.reached.count(Path::LeftOut, u64::from(was_left_out));
+        Ok(())
+    }
+
+    /// All rows of a scan are published.
+    fn scanned(&mut self) -> Result<(), Error> {
+        let reading = self.relay.reading.as_mut().unwrap();
+        let read = &mut reading.read;
+        read.end().unwrap();
+        let Query { until, lsn, .. } = reading.query.take().unwrap();
+        if reading.stage == Stage::Asked {
+            reading.stage = Stage::Done;
+            return Ok(());
+        }
+        read.is_read(until, lsn, None, PollScan::Xmin);
+        match reading.stage {
+            Stage::Finish => {
+                read.finished(reading.plan.as_mut().unwrap());
                 reading.stage = Stage::Intend;
                 return Ok(());
             }
-            if reading.stage == Stage::Poll {
-                reading.delivered.clear();
-            } else {
-                reading.stage = Stage::Done;
+            Stage::Poll => read.delivered.clear(),
+            Stage::CatchUp | Stage::Intend | Stage::MakeSlot | Stage::Asked | Stage::Done => {
+                reading.stage = Stage::Done
             }
-            return self.save();
         }
-        if is_due && is_drained && !scan.rows.is_empty() {
-            // The stored position is that after the last row in the transaction.
-            scan.checkpoints.note_last();
-            reading.advance_to(completed);
-            return self.save();
-        }
-        if !is_used && scan.sent > 0 && self.random.u8(0..4) == 0 {
-            return self.save();
-        }
-        if !reading.publisher.has_room() {
-            return Ok(());
-        }
-        let Some(row) = scan.rows.pop_front() else {
-            return Ok(());
-        };
-        let event: Logged = row.event;
-        let place = Place {
-            commit_lsn: scan.commit_lsn,
-            index: scan.sent,
-            via: scan.via,
-        };
-        let has_topic = !self.broker.lock().unwrap().lacks_topic(event);
-        let columns = &reading.publisher.setup.outboxes[0].columns;
-        let value = |column: &String| row.value(column, has_topic);
-        let values: Vec<_> = columns.iter().map(value).collect();
-        let values = values
-            .iter()
-            .map(|value| value.as_deref().map(str::as_bytes));
-        let event = scan.polled.event(place, 0, values).unwrap();
-        if reading.delivered.contains(&event.row_id()) {
-            self.reached.count(Path::LeftOut, 1);
-            return Ok(());
-        }
-        reading.publisher.publish(&event, epoch() + self.now)?;
-        scan.sent += 1;
-        scan.checkpoints.took(scan.sent, row.key(), CHECKPOINT_ROWS);
-        Ok(())
+        self.save()
     }
 
     /// A store of progress begins.
     fn save(&mut self) -> Result<(), Error> {
-        let reading = self.relay.reading.as_mut().unwrap();
-        let transaction = &mut reading.publisher.transaction;
-        if reading.kept.as_ref() == Some(&reading.stored) && !transaction.is_open() {
-            return Ok(());
+        let read = &self.relay.reading.as_ref().unwrap().read;
+        if read.must_store()? {
+            self.relay.storing = Some(read.stored.clone());
         }
-        if transaction.is_used() && !reading.publisher.is_drained() {
-            let what = "rows of a transaction of the bus are not acked";
-            return Err(Error::new(Kind::BusUnreachable, what));
-        }
-        self.relay.storing = Some(reading.stored.clone());
         Ok(())
     }
 
     /// The store has the progress.
     pub(super) fn saved(&mut self, stored: Stored) {
-        let reading = self.relay.reading.as_mut().unwrap();
-        self.relay.process.left.stored(stored.clone());
-        reading.publisher.committed();
-        reading.kept = Some(stored);
+        let read = &mut self.relay.reading.as_mut().unwrap().read;
+        self.relay.process.left.stored(stored);
+        read.was_stored();
     }
 }

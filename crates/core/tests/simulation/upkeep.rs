@@ -83,7 +83,7 @@ impl World {
         };
         let upkeep = &mut self.relay.upkeep;
         let publisher = match (&mut self.relay.reading, &mut self.relay.pipeline) {
-            (Some(reading), _) => &mut reading.publisher,
+            (Some(reading), _) => &mut reading.read.publisher,
             (None, Some(pipeline)) => &mut pipeline.publisher,
             (None, None) => return false,
         };

@@ -367,7 +367,7 @@ impl World {
                 self.store(false);
                 return ("store", None);
             }
-            90..94 => {
+            90..93 => {
                 self.confirm();
                 return ("confirm", None);
             }
@@ -399,7 +399,7 @@ impl World {
                 self.kill();
                 return ("kill", took(was_there, Fault::RelayKill));
             }
-            98 => return self.outage(),
+            93 | 98 => return self.outage(),
             99 => {
                 self.broker.lock().unwrap().mend_some(&mut self.random);
                 return ("causes mended", None);
