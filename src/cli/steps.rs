@@ -96,7 +96,10 @@ impl Plan {
                 .map(|warning| comment(format!("warning: {warning}"))),
         );
         if self.steps.is_empty() {
-            lines.push("-- Nothing to do.".to_owned());
+            lines.push(match self.obstacles.is_empty() {
+                true => "-- Nothing to do.".to_owned(),
+                false => "-- No statements: remove the obstacles first.".to_owned(),
+            });
         } else if let Some(limit) = limit {
             lines.push(format!(
                 "set lock_timeout = 0;\nset statement_timeout = {};",

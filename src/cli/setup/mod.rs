@@ -391,5 +391,11 @@ mod tests {
         ");
         plan.steps[0].done = true;
         insta::assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"dry_run":true,"steps":[{"step":"creating table a","sql":"create table a","done":true},{"step":"b","sql":"c","done":false}],"present":["d"],"notes":[],"warnings":["e"]}"#);
+        plan.steps.clear();
+        let script = plan.script("setup", None);
+        assert!(
+            script.ends_with("\n-- No statements: remove the obstacles first.\n"),
+            "{script}"
+        );
     }
 }
