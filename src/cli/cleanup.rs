@@ -10,7 +10,6 @@ use crate::cli::config::{self, AGE_MAX, RelaySettings, duration, one_of};
 use crate::cli::output::{Consent, Grid, Outcome, note, print_report};
 use crate::cli::progress::Bar;
 use crate::config::StoreKind;
-use crate::source::preflight;
 use crate::state;
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{bound, connect_as};
@@ -103,12 +102,6 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     let session = connect_as(&database, upkeep.as_ref(), "walrelay cleanup").await?;
     let client = session.client();
     bound(client).await?;
-    if preflight::server(client).await?.in_recovery {
-        let cause = "the server is in recovery, and accepts no deletes";
-        return Err(Error::new(Kind::PostgresUnreachable, cause)
-            .remedy("connect to the primary, for example with target_session_attrs=read-write")
-            .into());
-    }
     let mut sweepers = Vec::new();
     for (outbox, retention) in wanted {
         sweepers.extend(Sweeper::look(client, outbox, retention).await?);

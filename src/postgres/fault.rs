@@ -237,12 +237,13 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
 
 /// The remedies for a server that takes no writes. Some services make a database read-only when the
 /// disk is full.
-const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: \
+pub(crate) const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: \
                          make room there. If somebody set it, see where: select source from \
                          pg_settings where name = 'default_transaction_read_only'; and undo it: \
-                         alter system, alter database … or alter role … reset \
-                         default_transaction_read_only; select pg_reload_conf(); If the server is \
-                         a standby, add target_session_attrs=read-write";
+                         set default_transaction_read_only = off; then alter system, alter \
+                         database … or alter role … reset default_transaction_read_only; select \
+                         pg_reload_conf(); If the server is a standby, add \
+                         target_session_attrs=read-write";
 const DISK_FULL: &str = "the server's disk is full: make room there; a slot that retains much WAL \
                          is in pg_replication_slots";
 

@@ -175,6 +175,19 @@ pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     })
 }
 
+/// Errors: [`Kind::PostgresUnwritable`] where the server refuses the session's writes, as a standby
+/// does.
+pub(crate) async fn takes_writes(client: &Client) -> Result<(), QueryError> {
+    const DOING: &str = "looking whether the server takes writes";
+    const SQL: &str = "select pg_catalog.current_setting('transaction_read_only')";
+    if one_text(client, DOING, SQL, &[]).await?.as_deref() != Some("on") {
+        return Ok(());
+    }
+    let cause = "the server takes no writes: transaction_read_only is on";
+    let error = Error::new(Kind::PostgresUnwritable, cause).remedy(fault::READ_ONLY);
+    Err(QueryError::refused(error))
+}
+
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A table of walrelay's own, and the texts of its errors.
@@ -201,7 +214,8 @@ impl OwnTable {
 
     /// Creates the table where it is missing, and makes sure that the role may use it.
     /// Errors: [`Kind::PostgresRefused`] with the SQL for a role that may;
-    /// [`Kind::PostgresUnreachable`] where another session blocked it; those of the connection.
+    /// [`Kind::PostgresUnreachable`] where another session blocked it;
+    /// [`Kind::PostgresUnwritable`] where the server takes no writes; those of the connection.
     pub(crate) async fn prepare(&self, client: &Client) -> Result<(), QueryError> {
         // The state comes first: creating a table that exists requires the privilege, too.
         match self.state(client).await?.as_str() {
@@ -225,6 +239,7 @@ impl OwnTable {
                 Kind::PostgresUnreachable,
                 cause,
             ))),
+            _ if failed.error().kind() == Kind::PostgresUnwritable => Err(failed),
             _ => Err(QueryError::refused(
                 self.refusal(cause, &role(client).await),
             )),

@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Row};
 
 use crate::poll::copied;
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
-use crate::postgres::query::{QueryError, bounded, one_json, one_text};
+use crate::postgres::query::{QueryError, bounded, one_json, one_text, takes_writes};
 use crate::postgres::quote::{
     quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name,
 };
@@ -67,11 +67,12 @@ pub struct Counted {
 
 impl Sweeper {
     /// Reads the table's description, and the time before which rows are old; none for messages.
-    /// Changes only session settings.
+    /// Makes sure that Postgres lets the role lock and delete rows. Changes only session settings.
     ///
     /// # Errors
     /// [`Kind::Config`] where no column has the time; [`Kind::Publication`] where there is no
-    /// table; those of the connection.
+    /// table; [`Kind::PostgresRefused`] with the `GRANT`; [`Kind::PostgresUnwritable`] where the
+    /// server takes no writes; those of the connection.
     pub async fn look(
         client: &Client,
         outbox: &OutboxConfig,
@@ -94,7 +95,7 @@ impl Sweeper {
         let before = one_text(client, "asking for the time", &before, &[])
             .await?
             .unwrap_or_default();
-        Ok(Some(Sweeper {
+        let sweeper = Sweeper {
             name: name.clone(),
             basis,
             time,
@@ -102,7 +103,17 @@ impl Sweeper {
             retention,
             before,
             table,
-        }))
+        };
+        takes_writes(client).await?;
+        let of = quote_own_rows(name, sweeper.table.is_partitioned())?;
+        let is_old = sweeper.is_old()?;
+        let explain = format!(
+            "explain with doomed as (select from {of} where {is_old} for update) delete from {of} \
+             using doomed"
+        );
+        let doing = format!("deleting old rows of {name}");
+        sweeper.run(client, &doing, &explain).await?;
+        Ok(Some(sweeper))
     }
 
     /// Whether batches read the whole table, because no index begins with the time.
