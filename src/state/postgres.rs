@@ -6,7 +6,9 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::Config;
-use crate::postgres::query::{OwnTable, Param, QUERY_TIMEOUT, QueryError, bounded, one_text};
+use crate::postgres::query::{
+    OwnTable, Param, QUERY_TIMEOUT, QueryError, bounded, one_text, takes_writes,
+};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
 use crate::state::{decode, encode};
@@ -75,6 +77,7 @@ impl PostgresStore {
 
 /// Whether a relay of the role of `client` could open the store. Creates nothing.
 pub(super) async fn may_open(client: &Client) -> Result<()> {
+    takes_writes(client).await?;
     POSITIONS.check(client).await?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, ToStatement};
 
 use crate::config::Config;
-use crate::postgres::query::{QueryError, bounded};
+use crate::postgres::query::{QueryError, bounded, takes_writes};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::upkeep::parked::{DOING, DROPPED, INDEX, ParkedTable};
@@ -218,6 +218,11 @@ impl Marker {
             attempts: 1,
             ..marker
         }))
+    }
+
+    /// Errors: those of [`takes_writes`].
+    pub(crate) async fn takes_writes(&self) -> Result<()> {
+        Ok(takes_writes(self.session.client()).await?)
     }
 
     /// The statements for an outbox, prepared when they are asked for first; none for an outbox

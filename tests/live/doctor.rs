@@ -741,7 +741,8 @@ fn tables_that_the_role_may_not_make_are_named_with_sql_that_makes_them() {
     let sql = world.sql();
     let role = format!("{}_relay", world.name);
     sql.run(&format!(
-        "create role {role} login replication; grant select on outbox to {role}"
+        "create role {role} login replication; grant select on outbox to {role}; alter table \
+         outbox add column created_at timestamptz default now()"
     ));
     let as_role = |command: RelayCommand| {
         let command = command.option("--database-url", &postgres.url_as(&role, &world.name));
@@ -763,8 +764,65 @@ fn tables_that_the_role_may_not_make_are_named_with_sql_that_makes_them() {
         "the role may do what is configured",
         "",
     );
+    let keeping = |command: RelayCommand| as_role(command).option("--set", "outbox.retention=7d");
+    let fix = Checks::of(&keeping(doctor(&world))).has(
+        "upkeep",
+        "wrong",
+        "permission denied for table outbox",
+        "grant select, update, delete on ",
+    );
+    let cleanup = as_role(world.command("cleanup")).option("--older-than", "7d");
+    assert_eq!(
+        cleanup.clone().flag("--dry-run").output().status.code(),
+        Some(11)
+    );
+    sql.run(statements(&fix));
+    assert_eq!(Checks::of(&keeping(doctor(&world))).code, 1);
     let mut relay = as_role(world.run()).start();
     relay.wait_ready();
     assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
     sql.run(&format!("drop owned by {role}; drop role {role}"));
+}
+
+#[test]
+fn a_server_that_takes_no_writes_is_named_where_the_configuration_needs_some() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    sql.run("alter table outbox add column created_at timestamptz default now()");
+    let read_only = format!(
+        "alter database {} {{}} default_transaction_read_only",
+        world.name
+    );
+    sql.run(&format!("{} = on", read_only.replace("{}", "set")));
+    let parks = |command: RelayCommand| {
+        command.config_file("[delivery]\non_error = 'park'\n[state]\nstore = 'postgres'\n")
+    };
+    for keys in ["outbox.delete=acked", "outbox.retention=7d"] {
+        let checks = Checks::of(&doctor(&world).option("--set", keys));
+        checks.has(
+            "upkeep",
+            "wrong",
+            "the server takes no writes",
+            "reset default_",
+        );
+        assert_eq!(checks.code, 10, "{keys}");
+    }
+    Checks::of(&doctor(&world)).has("upkeep", "ok", "the role may do", "");
+    let checks = Checks::of(&parks(doctor(&world)));
+    checks.has(
+        "upkeep",
+        "wrong",
+        "the server takes no writes",
+        "reset default_",
+    );
+    assert_eq!(checks.code, 10);
+
+    // The relay waits for it.
+    let mut relay = parks(world.run()).start();
+    let log = || relay.log().matches("in a read-only transaction").count();
+    eventually("it is told", ARRIVAL, log, |count| *count > 0);
+    sql.run(&read_only.replace("{}", "reset"));
+    relay.wait_ready();
+    assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
 }

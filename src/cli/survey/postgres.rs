@@ -24,8 +24,9 @@ use crate::source::preflight::{
 use crate::source::row_key;
 use crate::state;
 use crate::survey::{Largest, Seen, Survey};
+use crate::upkeep::cleanup::Sweeper;
 use crate::upkeep::parked::none_left_behind;
-use crate::upkeep::{DatabaseIdentity, Marker, owners};
+use crate::upkeep::{self, DatabaseIdentity, Marker, owners};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
@@ -90,7 +91,7 @@ pub(super) async fn look(
     upkeep_is_open &= subject.tables(survey, seen).await;
     if upkeep_is_open {
         let fits = "the role may do what is configured for rows and parked events";
-        survey.judged("upkeep", "", upkeep(&session, &named).await, fits);
+        survey.judged("upkeep", "", may_write(&session, &named).await, fits);
     }
     owned(survey, &session, &named).await;
     seen.system_identifier.clone_from(&facts.system_identifier);
@@ -173,7 +174,7 @@ impl Looked<'_> {
 }
 
 /// Prepares the SQL of the configuration, as `run` does.
-async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
+async fn may_write(session: &SqlSession, config: &Config) -> Result<()> {
     for (outbox, _) in tables_of(&config.outboxes) {
         let of = &outbox.upkeep;
         if of.pending.is_some() || of.order_by.is_some() || of.time.is_some() {
@@ -189,12 +190,16 @@ async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::connect(
-        config,
-        parking,
-        &DatabaseIdentity::of(session.client()).await?,
-    )
-    .await?;
+    let identity = DatabaseIdentity::of(session.client()).await?;
+    if let Some(marker) = Marker::connect(config, parking, &identity).await? {
+        marker.takes_writes().await?;
+    }
+    for (outbox, _) in tables_of(&config.outboxes) {
+        if let Some(retention) = outbox.upkeep.retention {
+            let session = upkeep::connect(&config.source, "walrelay doctor").await?;
+            Sweeper::look(session.client(), outbox, retention).await?;
+        }
+    }
     none_left_behind(session.client(), config).await
 }
 
