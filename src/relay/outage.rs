@@ -115,21 +115,17 @@ fn refused_by(
     }
 }
 
-pub(super) fn streaming(resumed: Resumed, start: Position, config: &Config) {
-    let again = match resumed.after {
-        Some(Kind::TopicRefused) => ", to try the topic again",
-        Some(_) => " again",
-        None => "",
-    };
+/// The relay streams, for the first time or `again`.
+pub(super) fn streaming(tries: u32, again: bool, start: Position, config: &Config) {
+    let again = if again { " again" } else { "" };
     let slot = &config.source.slot;
-    let tries = resumed.tries;
     tracing::info!(event = "streaming", %slot, tries, position = %start, "streaming{again}");
 }
 
 pub(super) fn at_table(resumed: Resumed, config: &Config) {
     if resumed.after.is_some() {
         tracing::info!(event = "table_read_resumed", slot = %config.source.slot,
-            tries = resumed.tries, "at the table again");
+            tries = resumed.tries, "at the table, after an interruption");
     }
 }
 

@@ -232,9 +232,6 @@ impl Relay {
         AnySink::expect_cluster(&mut self.config, cluster_id);
         let start = session.start.record.stored.position;
         let published = session.start.record.stored.published.clone();
-        if self.walsender_pid.replace(session.walsender_pid).is_some() {
-            self.telemetry.metrics.reconnect(Side::Postgres);
-        }
         let mut pipeline = self.producer.enter(&self.config, start, published)?;
         pipeline.reconnected();
         let server = &session.start.record.stored.server;
@@ -262,7 +259,11 @@ impl Relay {
         let mut pipeline = self.enter(&mut session)?;
         self.telemetry.connected(Side::Postgres, true);
         let start = session.start.record.stored.position;
-        outage::streaming(self.sessions.opened(), start, &self.config);
+        let again = self.walsender_pid.replace(session.walsender_pid).is_some();
+        if again {
+            self.telemetry.metrics.reconnect(Side::Postgres);
+        }
+        outage::streaming(self.sessions.opened().tries, again, start, &self.config);
         let stored = pipeline.confirm.stored_position();
         let began = Instant::now();
         self.producer

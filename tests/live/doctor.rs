@@ -824,5 +824,6 @@ fn a_server_that_takes_no_writes_is_named_where_the_configuration_needs_some() {
     eventually("it is told", ARRIVAL, log, |count| *count > 0);
     sql.run(&read_only.replace("{}", "reset"));
     relay.wait_ready();
+    assert!(!relay.log().contains("streaming again"), "{}", relay.log());
     assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
 }
