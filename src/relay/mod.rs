@@ -11,7 +11,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::Config;
+use futures_util::future::join;
+use tokio::time::timeout;
+use tokio_postgres::types::Type;
+
+use crate::config::{Config, SourceConfig};
+use crate::postgres::query::one_text;
+use crate::postgres::sql::SqlSession;
 use crate::telemetry::{Metrics, Telemetry};
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{self, bound};
@@ -47,6 +53,14 @@ use self::store::Known;
 use self::supervisor::Relay;
 pub(crate) use self::table::waits;
 
+/// After so long it is told what the start waits for, and so long that is looked for.
+const SLOW_START: Duration = Duration::from_secs(3);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Who blocks the sessions whose names match.
+const BLOCKERS: &str = "select pg_catalog.string_agg(distinct b.pid::text, ', ') \
+    from pg_catalog.pg_stat_activity a, pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) b \
+    (pid) where a.application_name ~ $1";
+
 /// How often old rows are looked for. Twice as long after each failure: a clean-up that fails costs
 /// the server as much.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
@@ -65,6 +79,7 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let retention = config.clone();
     let metrics = telemetry.metrics.clone();
+    let watched = telemetry.clone();
     let promised: &str = config.delivery.guarantee.into();
     let bus = config.sink.kind.bus().name;
     let bus_address = config.bus_address();
@@ -78,7 +93,10 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     let result = tokio::select! {
         biased;
         result = Box::pin(relay.run(&mut stop)) => result,
-        () = keep_retention(&retention, &known, &metrics) => {
+        _ = join(
+            tell_slow_start(&retention, &watched),
+            keep_retention(&retention, &known, &metrics),
+        ) => {
             Err(Error::new(Kind::Bug, "the retention came to an end"))
         }
     };
@@ -91,6 +109,30 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         relay.telemetry.failed(error);
     }
     result
+}
+
+/// Logs once what a slow start waits for.
+async fn tell_slow_start(config: &Config, telemetry: &Telemetry) {
+    const DOING: &str = "asking who has a lock";
+    tokio::time::sleep(SLOW_START).await;
+    let SourceConfig { database, slot, .. } = &config.source;
+    let asked = async {
+        let session = SqlSession::connect(database, &format!("walrelay/{slot}/start")).await?;
+        let ours = format!("^walrelay[ /]{slot}[ /]");
+        let blockers = one_text(session.client(), DOING, BLOCKERS, &[(&ours, Type::TEXT)]).await?;
+        Ok::<_, Error>(blockers)
+    };
+    let waits_for = match timeout(LOOK_TIMEOUT, asked).await {
+        Ok(Ok(Some(pids))) => format!("a lock that pid {pids} has"),
+        Ok(Ok(None)) => config.sink.kind.bus().name.to_owned(),
+        Ok(Err(_)) | Err(_) => "Postgres".to_owned(),
+    };
+    // A failure was told.
+    if telemetry.health.not_ready() == Some(NotReady::Starting)
+        && telemetry.failures.newest().is_none()
+    {
+        tracing::warn!(event = "start_waits", %slot, waits_for, "the start takes long");
+    }
 }
 
 /// Deletes old rows for as long as this is driven. Faults are told and tried again the next time:

@@ -12,7 +12,7 @@ const KEPT_MAX: usize = 8;
 const TEXT_CHARS_MAX: usize = 1_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     kind: Kind,
     topic: Option<String>,
     pub(super) at: Timestamp,
@@ -53,7 +53,7 @@ impl Failures {
         });
     }
 
-    pub(super) fn newest(&self) -> Option<Failure> {
+    pub(crate) fn newest(&self) -> Option<Failure> {
         self.0.borrow().front().cloned()
     }
 

@@ -2,6 +2,7 @@
 //! application's database.
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -447,8 +448,54 @@ fn the_oldest_transaction_is_named_also_where_its_age_may_not_be_seen() {
             })
         },
     );
+    let doctor = world.command("doctor").option("--brokers", &world.brokers);
+    let pid = open.number("select pg_backend_pid()");
+    let held = format!("; oldest open transaction: backend pid {pid}");
+    let as_role = doctor.option("--database-url", &url);
+    let asked = || String::from_utf8_lossy(&as_role.output().stdout).into_owned();
+    assert!(asked().contains(&held), "{}", asked());
     open.run("rollback");
     world.sql().run(&format!("drop role {role}"));
+}
+
+#[test]
+fn a_slow_start_says_what_it_waits_for() {
+    let world = World::keeping();
+    world.setup();
+    let locker = world.sql();
+    locker.run("alter table outbox add column published boolean not null default false");
+    locker.run("begin; lock table outbox in access exclusive mode");
+    let pid = locker.number("select pg_backend_pid()");
+    let pending = world
+        .run()
+        .option("--set", "outbox.pending=not published")
+        .option("--set", "outbox.mark=published = true");
+    let mut relay = pending.start();
+    let lock = format!("a lock that pid {pid} has");
+    eventually(
+        "it names the lock",
+        ARRIVAL,
+        || relay.log(),
+        |log| log.contains(&lock),
+    );
+    locker.run("rollback");
+    relay.wait_ready();
+    let log = relay.log();
+    assert_eq!(log.matches("start_waits").count(), 1, "{log}");
+    assert!(!log.contains("streaming again"), "{log}");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+
+    // Somebody listens there, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let mut relay = world.run().option("--brokers", &address).start();
+    eventually(
+        "it names the bus",
+        ARRIVAL,
+        || relay.log(),
+        |log| log.contains(r#""waits_for":"Kafka""#),
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 /// The advisory lock of a slot, as any role can compute it.
