@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use crate::cli::config::{self, SourceSettings};
 use crate::cli::output::{Failure, Outcome, warn};
 use crate::cli::peek::{Peek, Route, Subject, value};
+use crate::config::layers::Settings;
 use crate::relay::polls_because;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::printed;
@@ -84,46 +85,48 @@ Exit codes:
 
 pub(super) async fn tail(args: &TailArgs) -> Outcome {
     let settings = config::read(&args.settings, &args.settings.relay.common.file)?;
-    let subject = Subject::look(&settings, "tail").await?;
-    let mut peek = if args.follow {
-        Box::pin(Peek::from_now(subject)).await?
-    } else {
-        if let Some(why) = polls_because(&subject.source, &subject.facts) {
-            return Err(no_slot(&subject.source.slot, &why).into());
-        }
-        let mut notes = Vec::new();
-        let peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
-        warn(notes);
-        peek
+    let mut stop = on_signals()?;
+    let mut peek = tokio::select! {
+        biased;
+        () = stop.at_least(Stop::Drain) => return Ok(()),
+        peek = Box::pin(begin(args, &settings)) => peek?,
     };
     let tail = Tail {
         filter: args.filter.clone(),
         left: args.lines.unwrap_or(u64::MAX),
         lines: Vec::new(),
     };
-    let ended = print_all(&mut peek, tail).await;
+    let ended = tokio::select! {
+        biased;
+        () = stop.at_least(Stop::Drain) => Ok(()),
+        ended = print_all(&mut peek, tail) => ended,
+    };
     peek.end().await;
     ended
 }
 
+async fn begin(args: &TailArgs, settings: &Settings) -> Result<Peek> {
+    let subject = Subject::look(settings, "tail").await?;
+    if args.follow {
+        return Peek::from_now(subject).await;
+    }
+    if let Some(why) = polls_because(&subject.source, &subject.facts) {
+        return Err(no_slot(&subject.source.slot, &why));
+    }
+    let mut notes = Vec::new();
+    let peek = Peek::at_slot(subject, Some(&mut notes)).await?;
+    warn(notes);
+    Ok(peek)
+}
+
 async fn print_all(peek: &mut Peek, mut tail: Tail) -> Outcome {
-    // Before this, a signal ends the process: the start may wait for long.
-    let mut stop = on_signals()?;
     let mut stdout = tokio::io::stdout();
     loop {
         let mut take = |route: &mut Route, event: &Event<'_>| tail.take(route, event);
-        let read = tokio::select! {
-            biased;
-            () = stop.at_least(Stop::Drain) => return Ok(()),
-            read = peek.read(&mut take) => read,
-        };
+        let read = peek.read(&mut take).await;
         let lines = std::mem::take(&mut tail.lines);
         if !lines.is_empty() {
-            tokio::select! {
-                biased;
-                () = stop.at_least(Stop::Drain) => return Ok(()),
-                written = peek.beside(write(&mut stdout, &lines)) => written??,
-            }
+            peek.beside(write(&mut stdout, &lines)).await??;
         }
         if !read? || tail.left == 0 {
             return Ok(());

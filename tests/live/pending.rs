@@ -58,7 +58,7 @@ fn wait_following(sql: &Sql) {
     );
 }
 
-/// Waits until the tail that has its slot prints. A signal before that ends it without an exit code.
+/// Waits until the tail that has its slot prints.
 #[track_caller]
 fn wait_printing(world: &World, sql: &Sql, tail: &Relay) {
     world.emit(sql, "a");
@@ -430,6 +430,14 @@ fn a_tail_names_the_transactions_that_it_waits_for() {
         || tail.log(),
         |log| log.contains(&waits),
     );
+    let mut early = world.command("tail").flag("--follow").start();
+    eventually(
+        "another waits, too",
+        ARRIVAL,
+        || early.log(),
+        |log| log.contains(&waits),
+    );
+    assert_eq!(early.terminate(EXIT), Some(0), "{}", early.log());
     writer.run("rollback");
     wait_following(&writer);
     wait_printing(&world, &writer, &tail);
