@@ -222,19 +222,19 @@ impl SlotWatch {
                 self.telemetry.health.report(ToDo::Nothing);
             }
             match looked {
-                Ok(()) => self.logged = None,
+                Ok(None) => self.logged = None,
+                Ok(Some(missing)) => self.tell(&missing),
                 Err(error) => self.failed(&error),
             }
             tokio::time::sleep(INTERVAL.max(began.elapsed())).await;
         }
     }
 
-    /// Exposes nothing, and says so. A relay that does not stream says itself that it cannot reach
-    /// Postgres.
-    fn failed(&mut self, error: &Error) {
+    /// Logs each kind of error once, until a look succeeds. A relay that does not stream says itself
+    /// that it cannot reach Postgres.
+    fn tell(&mut self, error: &Error) {
         let slot = &self.source.slot;
-        let metrics = &self.telemetry.metrics;
-        let is_heard = self.is_alone || metrics.is_streaming();
+        let is_heard = self.is_alone || self.telemetry.metrics.is_streaming();
         if is_heard {
             self.telemetry.failed(error);
         }
@@ -245,7 +245,13 @@ impl SlotWatch {
         } else {
             tracing::debug!(%slot, %error, "the slot cannot be read for the metrics");
         }
+    }
+
+    /// Exposes nothing, and says so.
+    fn failed(&mut self, error: &Error) {
+        self.tell(error);
         self.session = None;
+        let metrics = &self.telemetry.metrics;
         metrics.set_slot(&SlotState::default());
         metrics.clock_difference_seconds.set(None);
         self.counts
@@ -271,7 +277,8 @@ impl SlotWatch {
         known.set(Some(difference.ahead_us as f64 / 1e6));
     }
 
-    async fn look(&mut self) -> Result<()> {
+    /// Gives an error where no relay tells that the slot is missing.
+    async fn look(&mut self) -> Result<Option<Error>> {
         let session = match self.session.take() {
             Some(session) => session,
             None => {
@@ -285,6 +292,7 @@ impl SlotWatch {
         let metrics = &self.telemetry.metrics;
         let state: SlotState = status::look(&session, slot).await?;
         metrics.set_slot(&state);
+        let is_missing = state.kind.is_none() && state.table_reader_pid.is_none();
         self.telemetry
             .stand_by_pids
             .send_replace(state.stand_by_pids);
@@ -307,7 +315,7 @@ impl SlotWatch {
             }
         }
         self.session = Some(session);
-        Ok(())
+        Ok((self.is_alone && is_missing).then(|| status::no_slot(slot)))
     }
 }
 

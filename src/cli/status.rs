@@ -165,6 +165,11 @@ pub(super) async fn look<T: DeserializeOwned>(session: &SqlSession, slot: &SlotN
     .await?)
 }
 
+pub(super) fn no_slot(slot: &SlotName) -> Error {
+    let cause = format!("slot {slot} does not exist, and no relay reads its table");
+    Error::new(Kind::SlotUnusable, cause).remedy(make_slot(slot))
+}
+
 /// The slot that is looked at.
 struct Checked {
     session: SqlSession,
@@ -215,8 +220,7 @@ impl Checked {
         report.parked = ParkedCount::read(session, slot, None).await?;
         report.sink = self.sink;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
-            let cause = format!("slot {slot} does not exist, and no relay reads its table");
-            return Err(Error::new(Kind::SlotUnusable, cause).remedy(make_slot(slot)));
+            return Err(no_slot(slot));
         }
         if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
             let waited = looks.look(Instant::now(), confirmed, end);

@@ -193,6 +193,8 @@ metrics! {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct SlotState {
+    /// None: the slot does not exist.
+    pub kind: Option<String>,
     /// Whether a relay streams from the slot.
     pub active: Option<bool>,
     /// The session of a relay that reads the table: nobody needs to stream from the slot then.

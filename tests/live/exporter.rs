@@ -1,7 +1,9 @@
 //! docs/reference/metrics.md: what a relay and `walrelay exporter` show of a slot and its rows.
 
+use std::net::TcpListener;
+
 use crate::support::proxy::Proxy;
-use crate::support::relay::{EXIT, Relay};
+use crate::support::relay::{EXIT, Relay, told};
 use crate::support::servers::{Postgres, free_port};
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
@@ -149,6 +151,35 @@ fn an_exporter_that_cannot_read_the_slot_says_so_once_and_recovers() {
             ("walrelay_slot_active", 0.0),
         ],
     );
+}
+
+#[test]
+fn an_exporter_of_a_missing_slot_says_so_once() {
+    let world = World::keeping();
+    let exporter = world.command("exporter").start();
+    let failed = || exporter.metric(r#"walrelay_errors_total{kind="slot_unusable"}"#);
+    eventually("two looks found none", ARRIVAL, failed, |errors| {
+        *errors >= Some(2.0)
+    });
+    shows(
+        &exporter,
+        &[(r#"walrelay_connection_state{side="postgres"}"#, 1.0)],
+    );
+    let log = exporter.log();
+    assert_eq!(log.matches("does not exist").count(), 1, "{log}");
+}
+
+#[test]
+fn an_address_that_is_taken_ends_relay_and_exporter_as_what_a_restart_may_repair() {
+    let world = World::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for command in [world.run(), world.command("exporter")] {
+        let ended = command.option("--http", &address).output();
+        let error = told(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(4), "{error}");
+        assert!(error.contains(&address), "{error}");
+    }
 }
 
 #[test]
