@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
 use tokio_postgres::error::SqlState;
 
 use super::Asked;
@@ -9,7 +10,7 @@ use super::sample::{LIMIT, Sampled, readable};
 use crate::cli::setup::plan::{Capacity, without_transaction};
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::ClockDifference;
-use crate::cli::status::NO_RELAY;
+use crate::cli::status::{self, NO_RELAY};
 use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, missing_index, restored_rows, table_facts};
 use crate::postgres::fault;
@@ -109,6 +110,12 @@ fn topics_of_templates(config: &Config) -> BTreeMap<String, Option<Largest>> {
         .collect()
 }
 
+/// What [`status::look`] reads.
+#[derive(Deserialize)]
+struct Held {
+    oldest_transaction: Option<String>,
+}
+
 /// The server, as far as it answered.
 struct Looked<'l> {
     /// With the row keys that were found.
@@ -129,7 +136,10 @@ impl Looked<'_> {
             Some(why) if !facts.server.in_recovery => polled(survey, self.config, facts, why),
             Some(_) => survey.judged("server", "", judge_server(&facts.server), ""),
             None => {
-                streamed(survey, self.config, facts, self.asked);
+                let slot = &self.config.source.slot;
+                let held = status::look::<Held>(self.session, slot).await.ok();
+                let held = held.and_then(|held| held.oldest_transaction);
+                streamed(survey, self.config, facts, self.asked, held);
                 // The relay would make the slot.
                 if facts.slot.is_none()
                     && self.asked == Asked::Both
@@ -248,9 +258,20 @@ pub(super) async fn position(
     }
 }
 
-fn streamed(survey: &mut Survey, config: &Config, facts: &Facts, asked: Asked) {
+/// `held`: the oldest open transaction, for which the server may keep WAL.
+fn streamed(
+    survey: &mut Survey,
+    config: &Config,
+    facts: &Facts,
+    asked: Asked,
+    held: Option<String>,
+) {
     let source = &config.source;
-    let slot = facts.slot.as_ref().map(|slot| described_slot(slot, facts));
+    let held = held.map(|held| format!("; oldest open transaction: {held}"));
+    let slot = facts
+        .slot
+        .as_ref()
+        .map(|slot| described_slot(slot, facts) + &held.unwrap_or_default());
     let slot = slot.unwrap_or_default();
     let tables: Vec<_> = tables_of(&config.outboxes).map(|(_, name)| name).collect();
     let judged = if asked == Asked::BeforeSetup {
