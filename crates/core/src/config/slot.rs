@@ -2,6 +2,10 @@
 
 use std::str::FromStr;
 
+use jiff::Timestamp;
+
+use super::unit::parse_duration;
+
 /// The existing rows that are published first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backlog {
@@ -21,7 +25,7 @@ impl FromStr for Backlog {
     fn from_str(text: &str) -> Result<Self, String> {
         // SQL may read an instant, or a date with or without a time of day.
         let is_time = |text: &str| {
-            text.parse::<jiff::Timestamp>().is_ok()
+            text.parse::<Timestamp>().is_ok()
                 || text.parse::<jiff::civil::DateTime>().is_ok()
                 || text.parse::<jiff::civil::Date>().is_ok()
         };
@@ -30,7 +34,10 @@ impl FromStr for Backlog {
             ("none", _) => Ok(Backlog::None),
             ("pending", _) => Ok(Backlog::Pending),
             (_, Some(time)) if is_time(time) => Ok(Backlog::Since(time.to_owned())),
-            _ => Err(format!("{text:?} names no rows")),
+            (_, since) => since
+                .and_then(|age| Timestamp::now().checked_sub(parse_duration(age)?).ok())
+                .map(|time| Backlog::Since(time.to_string()))
+                .ok_or_else(|| format!("{text:?} names no rows")),
         }
     }
 }
@@ -43,5 +50,32 @@ choices! {
         Recover,
         /// Stop
         Stop,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_a_backlog_begin_at_a_time_or_at_an_age_of_now() {
+        let since = |text: &str| match text.parse() {
+            Ok(Backlog::Since(time)) => Some(time),
+            Ok(_) | Err(_) => None,
+        };
+        assert_eq!(since("since=2026-11-01").as_deref(), Some("2026-11-01"));
+        let before = Timestamp::now();
+        let time: Timestamp = since("since=2h").unwrap().parse().unwrap();
+        let age = before.duration_since(time).as_secs();
+        assert!((7_190..=7_200).contains(&age), "{age}");
+        for text in [
+            "since=2",
+            "since=",
+            "since=soon",
+            "2h",
+            "since=99999999999h",
+        ] {
+            assert_eq!(since(text), None, "{text}");
+        }
     }
 }

@@ -48,7 +48,8 @@ pub const RULES: &[Rule] = &[
     ),
     rule(
         "slot.backlog",
-        "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z",
+        "all, none, pending, or since= and a time or an age, as in since=2026-11-01T00:00:00Z or \
+         since=2h",
         is_set,
     ),
     rule(
