@@ -40,7 +40,8 @@ have the same names.
 
 Exit codes:
   0   told to stop
-  2   the configuration is not valid";
+  2   the configuration is not valid
+  4   the address of http.listen cannot be used";
 
 pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;

@@ -62,6 +62,7 @@ Exit codes:
   0   consumers notice no difference; never without --database-url
   1   the file is written, without an option that consumers notice, or may notice
   2   the file cannot be read, or has no connector of an outbox in Postgres
+  4   the output cannot be written
   10  Postgres cannot be reached (11: refuses)
   15  the publication lacks the connector's tables, or filters their rows";
 

@@ -54,6 +54,7 @@ docs/reference/smtp.md: no table says where their addresses are.
 Exit codes:
   0   the file is written
   2   no table is named, or the output exists
+  4   the output cannot be written
   10  Postgres cannot be reached (11: refuses)
   15  the table does not exist, or has no column for the id or the payload; the error names its \
       columns";

@@ -251,6 +251,7 @@ Exit codes:
   0   told to stop; all acked events are confirmed
   2   the configuration is not valid
   3   told to stop, and events were not acked in time; the next start sends them
+  4   the address of http.listen cannot be used
   11  Postgres refuses (31: the bus refuses)
   12  the server is not fit for logical replication
   14  the slot is missing, lost, or not walrelay's

@@ -108,11 +108,11 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// Takes the address, so that a command can fail before anything else is started.
 ///
 /// # Errors
-/// [`Kind::Config`] where `addr` cannot be bound.
+/// [`Kind::Prerequisite`] where `addr` cannot be bound.
 pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(addr).await.map_err(|error| {
         Error::new(
-            Kind::Config,
+            Kind::Prerequisite,
             format!("metrics and health cannot be served on {addr}: {error}"),
         )
         .remedy("choose another address for http, or leave it out to serve neither")
