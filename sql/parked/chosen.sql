@@ -1,5 +1,5 @@
 -- The beginning of a query: the selected events, and their aggregates. $1 slot, $2 ids of rows, $3 keys, $4 classes, $5 topics,
--- $6 outboxes, each null for any; $7 the first time and $8 the end (exclusive), in milliseconds since 1970, null for no limit.
+-- $6 outboxes, each null for any; $7 the first time and $8 the end (exclusive), as text, null for no limit.
 with chosen as not materialized (
     select p.id, p.outbox, p.row_id, p.key, p.topic, p.class, p.error, p.attempts, p.parked_at, p.next_at, p.asked,
         case when p.key is null then p.id end as alone
@@ -10,6 +10,6 @@ with chosen as not materialized (
         and ($4::text[] is null or p.class = any ($4))
         and ($5::text[] is null or p.topic = any ($5))
         and ($6::text[] is null or p.outbox = any ($6))
-        and ($7::bigint is null or extract(epoch from p.parked_at) * 1000 >= $7)
-        and ($8::bigint is null or extract(epoch from p.parked_at) * 1000 < $8)
+        and ($7::text is null or p.parked_at >= $7::text::timestamptz)
+        and ($8::text is null or p.parked_at < $8::text::timestamptz)
 )

@@ -160,7 +160,7 @@ fn not_empty(since: &Moment, until: &Moment) -> Result<()> {
         return Ok(());
     }
     let cause = format!(
-        "--since is {}, and --until, {}, is not later: the range is empty",
+        "--since is {}, and the end, {}, is not later: the range is empty",
         since.text, until.text
     );
     Err(Error::new(Kind::Config, cause)

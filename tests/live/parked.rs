@@ -515,6 +515,9 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
         ran(&command(&world, "list").option("--older-than", "1h")).0,
         1
     );
+    let since = command(&world, "list").option("--since", "1h");
+    assert_eq!(well(&since)["matched"], 6);
+    assert_eq!(ran(&since.option("--until", "2h")).0, 2);
     let text = command(&world, "list").succeed();
     eprintln!("{text}");
     assert!(

@@ -6,15 +6,17 @@
 pub(crate) mod table;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
 use serde::Serialize;
 
-use crate::cli::config::Common;
+use crate::cli::config::{AGE_MAX, Common, duration};
 use crate::cli::output::{
     Consent, Grid, Outcome, Output, cell, labelled, note, or_dash, print_report, table, width,
 };
-use walrelay_core::config::unit::parse_duration;
+use crate::cli::sql::Times;
+use walrelay_core::config::unit::exact_duration;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::parked::CLASSES;
 use walrelay_core::printable::counted;
@@ -211,15 +213,13 @@ pub(crate) struct Filters {
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
     /// Events that became undeliverable longer ago than this, such as 7d
-    #[arg(long, value_name = "DURATION", conflicts_with = "until")]
-    pub older_than: Option<String>,
-}
-
-/// A range of times, in milliseconds since the Unix epoch; both ends may be open.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub since_ms: Option<i64>,
-    pub until_ms: Option<i64>,
+    #[arg(
+        long,
+        value_name = "DURATION",
+        conflicts_with = "until",
+        value_parser = duration(Duration::ZERO..=AGE_MAX, "2h or 7d")
+    )]
+    pub older_than: Option<Duration>,
 }
 
 impl Filters {
@@ -231,8 +231,8 @@ impl Filters {
             &self.topic,
             &self.outbox,
         ];
-        let times = [&self.since, &self.until, &self.older_than];
-        lists.iter().all(|list| list.is_empty()) && times.into_iter().all(Option::is_none)
+        let times = self.times();
+        lists.iter().all(|list| list.is_empty()) && times.since.or(times.until).is_none()
     }
 
     pub(crate) fn has_classes(&self) -> Result<()> {
@@ -253,61 +253,14 @@ impl Filters {
         .remedy(format!("the classes are {}", CLASSES.join(", "))))
     }
 
-    /// The range; ages count from `now_ms`.
-    pub(crate) fn span(&self, now_ms: i64) -> Result<Span> {
-        let moment = |flag: &str, given: &Option<String>| {
-            let Some(text) = given else { return Ok(None) };
-            moment_ms(text, now_ms).map(Some).ok_or_else(|| {
-                Error::new(
-                    Kind::Config,
-                    format!("{flag}: this is neither a timestamp nor a duration"),
-                )
-                .remedy("write '2026-03-01 12:00', '2026-03-01T12:00:00+01:00' or 2h")
-            })
-        };
-        let older = match &self.older_than {
-            None => None,
-            Some(text) => Some(ago_ms(text, now_ms).ok_or_else(|| {
-                Error::new(Kind::Config, "--older-than: this is not a duration")
-                    .remedy("write a duration such as 2h or 7d")
-            })?),
-        };
-        let span = Span {
-            since_ms: moment("--since", &self.since)?,
-            until_ms: moment("--until", &self.until)?.or(older),
-        };
-        if let (Some(since), Some(until)) = (span.since_ms, span.until_ms)
-            && until <= since
-        {
-            let cause = "--until or --older-than is not later than --since: the range is empty";
-            return Err(Error::new(Kind::Config, cause).remedy(
-                "a duration is an age: give --since the longer one, as in --since 2h --until 1h",
-            ));
+    /// The range of times.
+    pub(crate) fn times(&self) -> Times {
+        let older = || self.older_than.map(exact_duration);
+        Times {
+            since: self.since.clone(),
+            until: self.until.clone().or_else(older),
         }
-        Ok(span)
     }
-}
-
-fn ago_ms(text: &str, now_ms: i64) -> Option<i64> {
-    let ago = i64::try_from(parse_duration(text)?.as_millis()).ok()?;
-    now_ms.checked_sub(ago)
-}
-
-fn moment_ms(text: &str, now_ms: i64) -> Option<i64> {
-    let utc = |time: jiff::civil::DateTime| {
-        time.to_zoned(jiff::tz::TimeZone::UTC)
-            .ok()
-            .map(|time| time.timestamp())
-    };
-    ago_ms(text, now_ms).or_else(|| {
-        let instant = text.parse::<jiff::Timestamp>().ok();
-        let local = || utc(text.parse::<jiff::civil::DateTime>().ok()?);
-        let day = || utc(text.parse::<jiff::civil::Date>().ok()?.at(0, 0, 0, 0));
-        instant
-            .or_else(local)
-            .or_else(day)
-            .map(jiff::Timestamp::as_millisecond)
-    })
 }
 
 const ERROR_CHARS_MAX: usize = 1_000;
@@ -612,66 +565,6 @@ mod tests {
     use serde_json::json;
 
     const NOON_MS: i64 = 1_772_366_400_000;
-
-    fn span(since: &str, until: &str, older_than: &str) -> Result<Span> {
-        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        let filters = Filters {
-            since: some(since),
-            until: some(until),
-            older_than: some(older_than),
-            ..Filters::default()
-        };
-        assert_eq!(
-            filters.is_empty(),
-            since.is_empty() && until.is_empty() && older_than.is_empty()
-        );
-        filters.span(NOON_MS)
-    }
-
-    #[test]
-    fn times_are_read_in_utc_or_as_ages() {
-        let since = |text: &str| span(text, "", "").unwrap().since_ms;
-        for noon in [
-            "2026-03-01 12:00",
-            "2026-03-01T12:00:00Z",
-            "2026-03-01T13:00:00+01:00",
-            "0s",
-        ] {
-            assert_eq!(since(noon), Some(NOON_MS), "{noon}");
-        }
-        assert_eq!(since("2026-03-01"), Some(NOON_MS - 12 * 3_600_000));
-        assert_eq!(since("2h"), Some(NOON_MS - 7_200_000));
-        assert_eq!(
-            span("", "", "1d").unwrap(),
-            Span {
-                since_ms: None,
-                until_ms: Some(NOON_MS - 86_400_000)
-            }
-        );
-        assert_eq!(
-            span("2h", "1h", "").unwrap().until_ms,
-            Some(NOON_MS - 3_600_000)
-        );
-    }
-
-    #[test]
-    fn an_invalid_time_and_an_empty_range_are_refused() {
-        for (since, until, older_than) in [
-            ("yesterday", "", ""),
-            ("", "5", ""),
-            ("", "", "2026-03-01"),
-            ("", "", "99999999999y"),
-            ("1h", "2h", ""),
-            ("1h", "1h", ""),
-            ("1h", "", "1h"),
-        ] {
-            let error = span(since, until, older_than).unwrap_err();
-            assert!(
-                error.kind() == Kind::Config && error.what_to_do().is_some(),
-                "{since} {until} {older_than}"
-            );
-        }
-    }
 
     #[test]
     fn an_unknown_class_is_refused_with_a_list_of_the_known_ones() {

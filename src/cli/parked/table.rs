@@ -9,16 +9,15 @@ use tokio_postgres::types::ToSql;
 
 use super::{
     Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, ListArgs,
-    SHOWN_MAX, ShowArgs, Span, UNCHANGED,
+    SHOWN_MAX, ShowArgs, UNCHANGED,
 };
 use crate::cli::config;
 use crate::cli::output::{Outcome, age, cut, note, print_report, time};
 use crate::cli::progress::Bar;
-use crate::cli::sql::column;
+use crate::cli::sql::{Range, column};
 use crate::postgres::query::QueryError;
 use crate::postgres::sql::SqlSession;
 use crate::source::lease::{Holder, holder};
-use walrelay_core::clock::now_us;
 use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind, Result, both};
 use walrelay_core::parked::BEHIND;
@@ -153,17 +152,17 @@ struct Table<'a> {
     is_there: bool,
     slot: SlotName,
     chosen: &'a Chosen,
-    span: Span,
+    range: Range,
 }
 
 impl Table<'_> {
     async fn open(chosen: &Chosen) -> Result<Table<'_>> {
         chosen.filters.has_classes()?;
-        let span = chosen.filters.span(now_us() / 1_000)?;
         let common = &chosen.common;
         let settings = config::read(common, &common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay parked").await?;
+        let range = Range::read(session.client(), &chosen.filters.times()).await?;
         session.allow_long_statements().await?;
         let row = session
             .row("looking for table walrelay.parked", THERE, &[])
@@ -174,7 +173,7 @@ impl Table<'_> {
             is_there,
             slot,
             chosen,
-            span,
+            range,
         })
     }
 
@@ -200,8 +199,8 @@ impl Table<'_> {
             &any(&filters.class),
             &any(&filters.topic),
             &any(&filters.outbox),
-            &self.span.since_ms,
-            &self.span.until_ms,
+            &self.range.since,
+            &self.range.until,
         ];
         self.session
             .rows(
