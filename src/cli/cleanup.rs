@@ -11,7 +11,7 @@ use crate::cli::output::{Consent, Grid, Outcome, note, print_report};
 use crate::cli::progress::Bar;
 use crate::config::StoreKind;
 use crate::state;
-use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
+use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep_all};
 use crate::upkeep::{bound, connect_as};
 use walrelay_core::config::unit::exact_duration;
 use walrelay_core::config::{OutboxConfig, tables_of};
@@ -248,7 +248,17 @@ impl Doomed {
                 Err(why) => stays(partition, &why),
             }
         }
-        report.rows_deleted = batches(client, &sweeper, published, args, expected).await?;
+        let mut bar = Bar::new(args.consent.output);
+        let rows = &mut report.rows_deleted;
+        *rows = 0;
+        let each = |deleted| {
+            *rows += deleted;
+            bar.at(*rows, Some(expected), || {
+                format!("rows of {} deleted", sweeper.name)
+            });
+        };
+        let (batch_rows, pause) = (args.batch_rows, args.pause);
+        sweep_all(client, &sweeper, published, batch_rows, pause, each).await?;
         let left = sweeper.count(client, published).await?;
         report.rows_left = left.published;
         report.rows_unpublished = left.unpublished;
@@ -261,37 +271,6 @@ fn stays(partition: &Partition, why: &str) {
         "note: partition {} is not dropped: {why}",
         partition.name
     ));
-}
-
-async fn batches(
-    client: &Client,
-    sweeper: &Sweeper,
-    published: Option<&Published>,
-    args: &CleanupArgs,
-    expected: u64,
-) -> Result<u64> {
-    let mut deleted = 0;
-    let mut after = None::<String>;
-    let mut bar = Bar::new(args.consent.output);
-    loop {
-        let swept = sweep(
-            client,
-            sweeper,
-            published,
-            after.as_deref(),
-            args.batch_rows,
-        )
-        .await?;
-        deleted += swept.deleted;
-        if swept.found < u64::from(args.batch_rows) {
-            return Ok(deleted);
-        }
-        after = swept.last;
-        bar.at(deleted, Some(expected), || {
-            format!("rows of {} deleted", sweeper.name)
-        });
-        tokio::time::sleep(args.pause).await;
-    }
 }
 
 impl Answer<'_> {

@@ -13,11 +13,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::cli::config;
 use crate::cli::output::note;
+use crate::cli::setup::telling;
 use crate::config::layers::Settings;
 use crate::config::{Config, SourceConfig};
 use crate::postgres::replication::{SystemIdentity, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::{slot_now, waits};
+use crate::relay::slot_now;
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
 use crate::state;
@@ -32,8 +33,6 @@ use walrelay_core::stored::Stored;
 
 /// The longest wait for the stored position: the operator may ask because the bus is down.
 const STORED_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time after which the operator is told why a temporary slot is not ready.
-const SLOT_PATIENCE: Duration = Duration::from_secs(2);
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it is looked whether a relay waits for the slot.
 const WANTED_INTERVAL: Duration = Duration::from_millis(250);
@@ -241,19 +240,8 @@ impl Peek {
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         let pid = wal.backend_pid().await?;
-        {
-            let mut created = std::pin::pin!(wal.create_temporary_slot());
-            loop {
-                if let Ok(created) = timeout(SLOT_PATIENCE, &mut created).await {
-                    break created?;
-                }
-                if let Ok(waits) = waits(subject.sql.client(), pid).await
-                    && !waits.text.is_empty()
-                {
-                    note(format_args!("waiting for {}", waits.text));
-                }
-            }
-        }
+        let creating = wal.create_temporary_slot();
+        telling(subject.sql.client(), pid, creating, &mut String::new()).await?;
         Peek::begin(subject, wal, &server, Position::default(), None).await
     }
 

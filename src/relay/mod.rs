@@ -19,7 +19,7 @@ use crate::config::{Config, SourceConfig};
 use crate::postgres::query::one_text;
 use crate::postgres::sql::SqlSession;
 use crate::telemetry::{Metrics, Telemetry};
-use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
+use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep_all};
 use crate::upkeep::{self, bound};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::OutboxConfig;
@@ -51,11 +51,10 @@ pub(crate) use self::shared_loop::RETRY_INTERVAL;
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;
-pub(crate) use self::table::waits;
+pub(crate) use self::table::{Waits, waits};
 
-/// After so long it is told what the start waits for, and so long that is looked for.
-const SLOW_START: Duration = Duration::from_secs(3);
-const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+/// After so long it is asked what the start waits for, for as long at most.
+const SLOW_START: Duration = Duration::from_millis(2_500);
 /// Who blocks the sessions whose names match.
 const BLOCKERS: &str = "select pg_catalog.string_agg(distinct b.pid::text, ', ') \
     from pg_catalog.pg_stat_activity a, pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) b \
@@ -78,7 +77,6 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 /// acked. Faults that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let retention = config.clone();
-    let metrics = telemetry.metrics.clone();
     let watched = telemetry.clone();
     let promised: &str = config.delivery.guarantee.into();
     let bus = config.sink.kind.bus().name;
@@ -95,7 +93,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         result = Box::pin(relay.run(&mut stop)) => result,
         _ = join(
             tell_slow_start(&retention, &watched),
-            keep_retention(&retention, &known, &metrics),
+            keep_retention(&retention, &known, &watched.metrics),
         ) => {
             Err(Error::new(Kind::Bug, "the retention came to an end"))
         }
@@ -122,7 +120,7 @@ async fn tell_slow_start(config: &Config, telemetry: &Telemetry) {
         let blockers = one_text(session.client(), DOING, BLOCKERS, &[(&ours, Type::TEXT)]).await?;
         Ok::<_, Error>(blockers)
     };
-    let waits_for = match timeout(LOOK_TIMEOUT, asked).await {
+    let waits_for = match timeout(SLOW_START, asked).await {
         Ok(Ok(Some(pids))) => format!("a lock that pid {pids} has"),
         Ok(Ok(None)) => config.sink.kind.bus().name.to_owned(),
         Ok(Err(_)) | Err(_) => "Postgres".to_owned(),
@@ -229,23 +227,11 @@ async fn sweep_old(
             }
         }
     }
-    let mut after = None;
-    loop {
-        let swept = sweep(
-            client,
-            &sweeper,
-            published,
-            after.as_deref(),
-            RETENTION_BATCH_ROWS,
-        )
-        .await?;
-        *deleted += swept.deleted;
-        if swept.found < u64::from(RETENTION_BATCH_ROWS) {
-            return Ok(());
-        }
-        after = swept.last;
-        tokio::time::sleep(RETENTION_PAUSE).await;
-    }
+    let (rows, pause) = (RETENTION_BATCH_ROWS, RETENTION_PAUSE);
+    sweep_all(client, &sweeper, published, rows, pause, |rows| {
+        *deleted += rows
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use walrelay_core::readiness::{NotReady, Side};
 
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::left::Left;
+use walrelay_core::printable::counted;
 
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
@@ -616,11 +617,7 @@ impl Relay {
         } else {
             ", and not every acked event confirmed"
         };
-        let events = if left == 1 {
-            "1 event".to_owned()
-        } else {
-            format!("{left} events")
-        };
+        let events = counted(left as u64, "event");
         let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: events that are not confirmed are sent at the next start"))

@@ -167,14 +167,9 @@ impl Sweeper {
         );
         // No time limit: the statement blocks neither reads nor writes.
         let row = self.unbounded(client, &doing, &sql).await?;
-        let number = |column: usize| {
-            row.try_get::<_, i64>(column)
-                .map(i64::unsigned_abs)
-                .unwrap_or_default()
-        };
         Ok(Counted {
-            published: number(0),
-            unpublished: number(1),
+            published: number(&row, 0),
+            unpublished: number(&row, 1),
         })
     }
 
@@ -256,7 +251,7 @@ impl Sweeper {
 /// `outbox.pending`; [`Kind::Publication`] where other tables refer to the rows;
 /// [`Kind::PostgresUnreachable`] where another session locks the whole table; those of the
 /// connection.
-pub(crate) async fn sweep(
+async fn sweep(
     client: &Client,
     sweeper: &Sweeper,
     published: Option<&Published>,
@@ -280,16 +275,39 @@ pub(crate) async fn sweep(
         }
     };
     failpoint::reached("swept");
-    let number = |column: usize| {
-        row.try_get::<_, i64>(column)
-            .map(i64::unsigned_abs)
-            .unwrap_or_default()
-    };
     Ok(Swept {
-        found: number(0),
-        deleted: number(1),
+        found: number(&row, 0),
+        deleted: number(&row, 1),
         last: row.try_get(2).unwrap_or_default(),
     })
+}
+
+/// Sweeps until nothing is left, with a pause between two batches, and tells `each` what one
+/// deleted. Errors: those of [`sweep`].
+pub(crate) async fn sweep_all(
+    client: &Client,
+    sweeper: &Sweeper,
+    published: Option<&Published>,
+    batch_rows: u32,
+    pause: Duration,
+    mut each: impl FnMut(u64),
+) -> Result<()> {
+    let mut after = None::<String>;
+    loop {
+        let swept = sweep(client, sweeper, published, after.as_deref(), batch_rows).await?;
+        each(swept.deleted);
+        if swept.found < u64::from(batch_rows) {
+            return Ok(());
+        }
+        after = swept.last;
+        tokio::time::sleep(pause).await;
+    }
+}
+
+fn number(row: &Row, column: usize) -> u64 {
+    row.try_get::<_, i64>(column)
+        .map(i64::unsigned_abs)
+        .unwrap_or_default()
 }
 
 /// Whether a time limit ended the statement, which would take as long the next time.
@@ -455,12 +473,7 @@ impl Partition {
         let row = sweeper
             .unbounded(client, &doing, &self.question(sweeper, published)?)
             .await?;
-        let number = |column: usize| {
-            row.try_get::<_, i64>(column)
-                .map(i64::unsigned_abs)
-                .unwrap_or_default()
-        };
-        Ok((number(0), number(1)))
+        Ok((number(&row, 0), number(&row, 1)))
     }
 
     /// Detaches and drops the partition. Waits up to a minute for transactions that use the table,

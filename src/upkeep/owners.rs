@@ -2,8 +2,8 @@
 //! triggers, which run with the rights of the relay's role. That role may stream every table, and
 //! drop any slot.
 
-use tokio_postgres::Client;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
 
 use crate::config::Config;
 use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded};
@@ -18,19 +18,9 @@ const DOING: &str = "looking who owns what the relay writes to";
 pub(crate) async fn risks(client: &Client, config: &Config) -> Result<Vec<Error>> {
     let upkeep = config.source.upkeep.as_ref();
     let role = upkeep.map(|upkeep| upkeep.user.clone());
-    let rows = bounded(
-        DOING,
-        QUERY_TIMEOUT,
-        client.query_typed(OWNERS, &[(&role, Type::TEXT)]),
-    )
-    .await?;
     let mut risks = Vec::new();
-    for row in &rows {
-        let text = |column: usize| {
-            row.try_get::<_, String>(column)
-                .map_err(|error| QueryError::of(DOING, &error))
-        };
-        risks.push(of_own_table(&text(0)?, &text(1)?, &text(2)?));
+    for row in &asked(client, OWNERS, &role).await? {
+        risks.push(of_own_table(&text(row, 0)?, &text(row, 1)?, &text(row, 2)?));
     }
     let writes = config
         .outboxes
@@ -41,21 +31,22 @@ pub(crate) async fn risks(client: &Client, config: &Config) -> Result<Vec<Error>
         .filter_map(|outbox| outbox.source.table())
     {
         let name = quote_table(table)?;
-        let rows = bounded(
-            DOING,
-            QUERY_TIMEOUT,
-            client.query_typed(CODE, &[(&name, Type::TEXT)]),
-        )
-        .await?;
-        for row in &rows {
-            let text = |column: usize| {
-                row.try_get::<_, String>(column)
-                    .map_err(|error| QueryError::of(DOING, &error))
-            };
-            risks.push(of_outbox(&name, &text(0)?, &text(1)?));
+        for row in &asked(client, CODE, &name).await? {
+            risks.push(of_outbox(&name, &text(row, 0)?, &text(row, 1)?));
         }
     }
     Ok(risks)
+}
+
+async fn asked(client: &Client, sql: &str, value: &(dyn ToSql + Sync)) -> Result<Vec<Row>> {
+    let value = [(value, Type::TEXT)];
+    let rows = client.query_typed(sql, &value);
+    Ok(bounded(DOING, QUERY_TIMEOUT, rows).await?)
+}
+
+fn text(row: &Row, column: usize) -> Result<String, QueryError> {
+    row.try_get(column)
+        .map_err(|error| QueryError::of(DOING, &error))
 }
 
 fn of_own_table(object: &str, owner: &str, role: &str) -> Error {

@@ -8,18 +8,18 @@ use std::time::Duration;
 use clap::Args;
 use plan::{Found, Wanted};
 use serde::Serialize;
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, Common, DAY, duration, one_of};
 use crate::cli::output::{Outcome, Output, note, print_report};
-use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::{Mode, SinkKind};
 use crate::conninfo::ConnInfo;
 use crate::postgres::fault;
 use crate::postgres::sql::SqlSession;
-use crate::relay::waits;
-use crate::source::row_key;
+use crate::relay::{Waits, waits};
+use crate::source::{preflight, row_key};
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::config::unit::exact_duration;
 use walrelay_core::error::{Error, Kind, NextCommand, Result, both};
@@ -245,55 +245,48 @@ async fn patiently(session: &SqlSession, step: &Step, timeout: Duration) -> Resu
     }
 }
 
-/// Creates the slot, and prints every two seconds the transactions that it waits for.
+/// Creates the slot.
 async fn create_slot(
     session: &SqlSession,
     database: &ConnInfo,
     step: &Step,
     timeout: Duration,
 ) -> Outcome {
-    let pid: i32 = match session
-        .row(
-            "asking for the session's pid",
-            "select pg_catalog.pg_backend_pid() as pid",
-            &[],
-        )
-        .await
-    {
-        Ok(Some(row)) => column(&row, "pid")?,
-        Ok(None) => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
-        Err(failed) => return Err(Error::from(failed).into()),
-    };
+    let pid = preflight::server(session.client()).await?.backend_pid;
     // Opened first: a server without a free connection then fails before the slot is created.
     let observer = SqlSession::connect(database, "walrelay setup").await?;
-    let deadline = tokio::time::sleep(timeout + GRACE);
-    tokio::pin!(deadline);
-    let mut report =
-        tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
-    let creating = session.client().batch_execute(&step.sql);
-    tokio::pin!(creating);
     let mut whom = String::new();
+    let creating = session.client().batch_execute(&step.sql);
+    let creating = telling(observer.client(), pid, creating, &mut whom);
+    match tokio::time::timeout(timeout + GRACE, creating).await {
+        Ok(Ok(())) => Ok(()),
+        // An administrator's `pg_cancel_backend` gives the same code.
+        Ok(Err(error)) if error.code() != Some(&SqlState::QUERY_CANCELED) => {
+            Err(fault::query(&step.doing, &error).into())
+        }
+        Ok(Err(_)) | Err(_) => Err(too_late(step, timeout, &whom).into()),
+    }
+}
+
+/// Waits until a slot is made by the session `pid`, and prints every two seconds the transactions
+/// that it waits for; `whom` gets the last ones.
+pub(crate) async fn telling<T>(
+    observer: &Client,
+    pid: i32,
+    making: impl Future<Output = T>,
+    whom: &mut String,
+) -> T {
+    let mut making = std::pin::pin!(making);
     loop {
-        tokio::select! {
-            created = &mut creating => return match created {
-                Ok(()) => Ok(()),
-                // An administrator's `pg_cancel_backend` gives the same code.
-                Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
-                    Err(too_late(step, timeout, &whom).into())
-                }
-                Err(error) => Err(fault::query(&step.doing, &error).into()),
-            },
-            () = &mut deadline => return Err(too_late(step, timeout, &whom).into()),
-            _ = report.tick() => {
-                let now = waits(observer.client(), pid).await?.text;
-                if now.is_empty() {
-                    note("waiting");
-                } else {
-                    // Kept while Postgres cancels: the error names them.
-                    note(format_args!("waiting for {now}"));
-                    whom = format!("; it last waited for {now}");
-                }
+        if let Ok(made) = tokio::time::timeout(REPORT_EVERY, &mut making).await {
+            return made;
+        }
+        match waits(observer, pid).await {
+            Ok(Waits { text, .. }) if !text.is_empty() => {
+                note(format_args!("waiting for {text}"));
+                *whom = format!("; it last waited for {text}");
             }
+            Ok(_) | Err(_) => note("waiting"),
         }
     }
 }
