@@ -89,7 +89,7 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
     let mut peek = tokio::select! {
         biased;
         () = stop.at_least(Stop::Drain) => return Ok(()),
-        peek = Box::pin(begin(args, &settings)) => peek?,
+        peek = begin(args, &settings) => peek?,
     };
     let tail = Tail {
         filter: args.filter.clone(),
@@ -108,13 +108,13 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
 async fn begin(args: &TailArgs, settings: &Settings) -> Result<Peek> {
     let subject = Subject::look(settings, "tail").await?;
     if args.follow {
-        return Peek::from_now(subject).await;
+        return Box::pin(Peek::from_now(subject)).await;
     }
     if let Some(why) = polls_because(&subject.source, &subject.facts) {
         return Err(no_slot(&subject.source.slot, &why));
     }
     let mut notes = Vec::new();
-    let peek = Peek::at_slot(subject, Some(&mut notes)).await?;
+    let peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
     warn(notes);
     Ok(peek)
 }

@@ -106,11 +106,7 @@ impl QueryError {
 
 impl From<QueryError> for Error {
     fn from(error: QueryError) -> Error {
-        match error {
-            QueryError::Refused { error, .. }
-            | QueryError::ShuttingDown(error)
-            | QueryError::Broken(error) => error,
-        }
+        error.error().clone()
     }
 }
 

@@ -683,11 +683,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_taken_is_a_configuration_error_with_a_remedy() {
+    async fn an_address_that_is_taken_is_an_error_of_the_machine_with_a_remedy() {
         let server = start(Limits::default()).await;
         let error = bind(server.addr).await.unwrap_err();
         assert!(
-            error.kind() == Kind::Config && error.what_to_do().is_some(),
+            error.kind() == Kind::Prerequisite && error.what_to_do().is_some(),
             "{error}"
         );
     }
