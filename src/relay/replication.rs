@@ -27,19 +27,12 @@ use crate::source::watch::{Look, altered_and_unread, compare, looks_as_before, n
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::telemetry::health::HELD_BACK;
 use walrelay_core::clock::now_us;
-
 use walrelay_core::decode::Other;
-
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
-
 use walrelay_core::event::{Ignored, RowId};
-
 use walrelay_core::failpoint;
-
 use walrelay_core::ledger::confirm::Due;
-
 use walrelay_core::position::{Lsn, Position};
-
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 use walrelay_core::readiness::NotReady;
 use walrelay_core::sessions::Ended;
