@@ -104,7 +104,10 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     bound(client).await?;
     let mut sweepers = Vec::new();
     for (outbox, retention) in wanted {
-        sweepers.extend(Sweeper::look(client, outbox, retention).await?);
+        if let Some(sweeper) = Sweeper::look(client, outbox, retention).await? {
+            sweeper.may_delete(client).await?;
+            sweepers.push(sweeper);
+        }
     }
     let known = match sweepers
         .iter()

@@ -98,8 +98,8 @@ pub(crate) struct RunSettings {
     #[arg(long, value_name = "REACTION", value_parser = one_of::<OnLoss>())]
     pub on_slot_loss: Option<OnLoss>,
     /// The existing rows to publish at the first start: all, none, pending, or since=TIME, also an
-    /// age as in since=2h. By default those of outbox.pending; without that key all rows, or none if
-    /// setup created the slot
+    /// age at the start of the process, as in since=2h. By default those of outbox.pending; without
+    /// that key all rows, or none if setup created the slot
     #[arg(long, value_name = "ROWS")]
     pub backlog: Option<String>,
     /// The most WAL that the slot may retain, such as 10GiB; no limit by default

@@ -240,10 +240,10 @@ impl SlotWatch {
         }
         if is_heard && self.logged.replace(error.kind()) != Some(error.kind()) {
             let fix = error.what_to_do();
-            tracing::warn!(event = "slot_look_failed", %slot, %error, fix, "the slot cannot be \
-                read for the metrics");
+            tracing::warn!(event = "slot_look_failed", %slot, %error, fix, "metrics of the slot \
+                are missing");
         } else {
-            tracing::debug!(%slot, %error, "the slot cannot be read for the metrics");
+            tracing::debug!(%slot, %error, "metrics of the slot are missing");
         }
     }
 

@@ -114,15 +114,16 @@ async fn tell_slow_start(config: &Config, telemetry: &Telemetry) {
     const DOING: &str = "asking who has a lock";
     tokio::time::sleep(SLOW_START).await;
     let SourceConfig { database, slot, .. } = &config.source;
+    let bus = config.sink.kind.bus().name;
     let asked = async {
         let session = SqlSession::connect(database, &format!("walrelay/{slot}/start")).await?;
-        let ours = format!("^walrelay[ /]{slot}[ /]");
+        let ours = format!("^walrelay[ /]{slot}([ /]|$)");
         let blockers = one_text(session.client(), DOING, BLOCKERS, &[(&ours, Type::TEXT)]).await?;
         Ok::<_, Error>(blockers)
     };
     let waits_for = match timeout(SLOW_START, asked).await {
         Ok(Ok(Some(pids))) => format!("a lock that pid {pids} has"),
-        Ok(Ok(None)) => config.sink.kind.bus().name.to_owned(),
+        Ok(Ok(None)) => format!("Postgres or {bus}"),
         Ok(Err(_)) | Err(_) => "Postgres".to_owned(),
     };
     // A failure was told.

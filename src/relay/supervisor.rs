@@ -257,13 +257,13 @@ impl Relay {
 
     /// Relays what the slot sends until the connection, the producer or the relay ends.
     async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
-        let mut pipeline = self.enter(&mut session)?;
-        self.telemetry.connected(Side::Postgres, true);
-        let start = session.start.record.stored.position;
         let again = self.walsender_pid.replace(session.walsender_pid).is_some();
         if again {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
+        let mut pipeline = self.enter(&mut session)?;
+        self.telemetry.connected(Side::Postgres, true);
+        let start = session.start.record.stored.position;
         outage::streaming(self.sessions.opened().tries, again, start, &self.config);
         let stored = pipeline.confirm.stored_position();
         let began = Instant::now();

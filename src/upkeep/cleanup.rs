@@ -95,7 +95,7 @@ impl Sweeper {
         let before = one_text(client, "asking for the time", &before, &[])
             .await?
             .unwrap_or_default();
-        let sweeper = Sweeper {
+        Ok(Some(Sweeper {
             name: name.clone(),
             basis,
             time,
@@ -103,17 +103,23 @@ impl Sweeper {
             retention,
             before,
             table,
-        };
+        }))
+    }
+
+    /// Errors: those that a deletion of old rows has at once, but for a lock of another session.
+    pub(crate) async fn may_delete(&self, client: &Client) -> Result<()> {
         takes_writes(client).await?;
-        let of = quote_own_rows(name, sweeper.table.is_partitioned())?;
-        let is_old = sweeper.is_old()?;
+        let of = quote_own_rows(&self.name, self.table.is_partitioned())?;
+        let is_old = self.is_old()?;
         let explain = format!(
             "explain with doomed as (select from {of} where {is_old} for update) delete from {of} \
-             using doomed"
+             as t using doomed where t.{is_old}"
         );
-        let doing = format!("deleting old rows of {name}");
-        sweeper.run(client, &doing, &explain).await?;
-        Ok(Some(sweeper))
+        let doing = format!("deleting old rows of {}", self.name);
+        match bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await {
+            Err(failed) if !failed.is_passing() => Err(self.explained(&doing, &failed)),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Whether batches read the whole table, because no index begins with the time.

@@ -493,7 +493,7 @@ fn a_slow_start_says_what_it_waits_for() {
         "it names the bus",
         ARRIVAL,
         || relay.log(),
-        |log| log.contains(r#""waits_for":"Kafka""#),
+        |log| log.contains(r#""waits_for":"Postgres or Kafka""#),
     );
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -27,7 +27,7 @@ use crate::survey::{Largest, Seen, Survey};
 use crate::telemetry::metrics::SlotState;
 use crate::upkeep::cleanup::Sweeper;
 use crate::upkeep::parked::none_left_behind;
-use crate::upkeep::{self, DatabaseIdentity, Marker, owners};
+use crate::upkeep::{self, DatabaseIdentity, Marker, bound, owners};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
@@ -201,7 +201,10 @@ async fn may_write(session: &SqlSession, config: &Config) -> Result<()> {
     for (outbox, _) in tables_of(&config.outboxes) {
         if let Some(retention) = outbox.upkeep.retention {
             let session = upkeep::connect(&config.source, "walrelay doctor").await?;
-            Sweeper::look(session.client(), outbox, retention).await?;
+            bound(session.client()).await?;
+            if let Some(sweeper) = Sweeper::look(session.client(), outbox, retention).await? {
+                sweeper.may_delete(session.client()).await?;
+            }
         }
     }
     none_left_behind(session.client(), config).await

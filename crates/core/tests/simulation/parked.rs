@@ -40,6 +40,8 @@ pub(super) struct Tables {
     /// Events that were parked at some time.
     pub(super) ever: BTreeSet<Logged>,
     pub(super) dropped: BTreeSet<Logged>,
+    /// Rows that were set to pending again, and were not marked since.
+    pub(super) pending_again: HashSet<RowId>,
     /// How often rows were set to pending again.
     pub(super) requeued: BTreeMap<Logged, usize>,
     /// Whether a commit waits for the standby.
@@ -82,6 +84,7 @@ impl Tables {
     /// Somebody sets the row of an event to pending.
     pub(super) fn set_to_pending(&mut self, event: Logged, row: &RowId) {
         self.marked.remove(row);
+        self.pending_again.insert(row.clone());
         *self.requeued.entry(event).or_default() += 1;
         self.waits = true;
     }
@@ -101,6 +104,10 @@ impl Tables {
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.waits |= batch.on_standbys();
         self.marked.extend(batch.acked.iter().cloned());
+        batch
+            .acked
+            .iter()
+            .for_each(|row| _ = self.pending_again.remove(row));
         for event in &batch.parked {
             let is_same =
                 |row: &Parked| row.event.row == event.row && row.event.place == event.place;

@@ -93,7 +93,8 @@ impl World {
                     let is_written = row.is_none_or(|row| tables.is_marked(&row));
                     let was_written = self.unmarked.contains(event)
                         || self.may_lack_marks
-                        || tables.requeued.contains_key(event);
+                        || row_of(*event, has_keys)
+                            .is_some_and(|row| tables.pending_again.contains(&row));
                     assert!(
                         is_written || was_written || tables.parked().contains(event),
                         "P13: stored {stored} past {event:?}, which is not marked"
@@ -220,7 +221,7 @@ impl World {
                 assert_eq!(missing, None, "P2: {aggregate}-{version} came before it");
                 let is_first = version > *before;
                 *before = version.max(*before);
-                if self.is_altered || self.has_read_pending {
+                if self.is_altered || self.marked_unstored.contains(&aggregate) {
                     continue;
                 }
                 // A copy of a relay that had the turn before breaks no order, and may restore it: see
@@ -249,7 +250,8 @@ impl World {
                     events().filter(|it| it.0 == aggregate).collect::<Vec<_>>()
                 );
             }
-            let is_kept = self.is_altered || self.has_read_pending || last == newest;
+            newest.retain(|aggregate, _| !self.marked_unstored.contains(aggregate));
+            let is_kept = self.is_altered || last == newest;
             assert!(is_kept, "P2: {newest:?} do not come last, {last:?} do");
         }
         let unasked: Vec<_> = broker.letters.difference(&broker.refused).collect();

@@ -252,7 +252,13 @@ impl World {
         let is_left = |row: &Row| until.sees(row.xid) && after.is_none_or(|key| row.is_after(key));
         let rows = self.server.rows();
         let rows: VecDeque<Row> = rows.filter(|row| is_wanted(row) && is_left(row)).collect();
-        self.has_read_pending |= which == Which::Pending;
+        if which == Which::Pending {
+            let is_marked = |row: &Row| row_of(row.event, true).is_some_and(|id| !is_pending(&id));
+            let is_stored = |row: &Row| known.is_some_and(|it| it.has(Some(row.xid)));
+            let unstored = self.server.rows();
+            let unstored = unstored.filter(|row| is_marked(row) && !is_stored(row));
+            self.marked_unstored.extend(unstored.map(|row| row.event.0));
+        }
         let scan = Scan {
             outbox: 0,
             polled,

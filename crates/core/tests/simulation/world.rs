@@ -73,9 +73,9 @@ pub(super) struct World {
     pub(super) may_forget: bool,
     /// Whether the publication was altered. Left-out rows come late, and others come again.
     pub(super) is_altered: bool,
-    /// Whether rows that said that they were pending were read. Where a transaction was to come again
-    /// whose rows were marked before a crash, others than these do not.
-    pub(super) has_read_pending: bool,
+    /// Aggregates with rows that did not come again when those were read that said that they were
+    /// pending: they were marked, and not stored as published.
+    pub(super) marked_unstored: BTreeSet<u8>,
     /// Where nothing else fails: how often each event was published by then that does not come again
     /// at an alteration, since a snapshot from before saw it.
     pub(super) finished: BTreeMap<Logged, usize>,
@@ -146,7 +146,7 @@ impl World {
             gone: BTreeSet::new(),
             may_forget: false,
             is_altered: false,
-            has_read_pending: false,
+            marked_unstored: BTreeSet::new(),
             finished: BTreeMap::new(),
             relay: Relay::of(0),
             others: (1..mode.relays).map(Relay::of).collect(),
