@@ -113,6 +113,14 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
 async fn tell_slow_start(config: &Config, telemetry: &Telemetry) {
     const DOING: &str = "asking who has a lock";
     tokio::time::sleep(SLOW_START).await;
+    // Neither at work, nor standing by, nor was a failure told.
+    let is_silent = || {
+        telemetry.health.not_ready() == Some(NotReady::Starting)
+            && telemetry.failures.newest().is_none()
+    };
+    if !is_silent() {
+        return;
+    }
     let SourceConfig { database, slot, .. } = &config.source;
     let bus = config.sink.kind.bus().name;
     let asked = async {
@@ -126,10 +134,7 @@ async fn tell_slow_start(config: &Config, telemetry: &Telemetry) {
         Ok(Ok(None)) => format!("Postgres or {bus}"),
         Ok(Err(_)) | Err(_) => "Postgres".to_owned(),
     };
-    // A failure was told.
-    if telemetry.health.not_ready() == Some(NotReady::Starting)
-        && telemetry.failures.newest().is_none()
-    {
+    if is_silent() {
         tracing::warn!(event = "start_waits", %slot, waits_for, "the start takes long");
     }
 }

@@ -137,7 +137,7 @@ fn an_exporter_that_cannot_read_the_slot_says_so_once_and_recovers() {
     let log = exporter.log();
     let warnings: Vec<_> = log
         .lines()
-        .filter(|line| line.contains("the slot cannot be read"))
+        .filter(|line| line.contains("metrics of the slot are missing"))
         .collect();
     assert!(
         matches!(warnings[..], [warning] if warning.contains("WARN") && warning.contains("fix=")),

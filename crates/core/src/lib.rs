@@ -62,9 +62,9 @@
 //! | [`stream_record`] | what a stream stores with each position; an altered publication |
 //! | [`sessions`] | which session comes next, and after which wait |
 //! | [`recovery`] | rows that are read from the table before a slot is streamed, or instead |
-//! | [`table_read`] | a session at the table: rows in, progress to store out |
 //! | [`turn`] | whether another relay was at work |
 //! | [`left`] | what the sessions of a process leave to the next one |
+//! | [`table_read`] | a session at the table: rows in, progress to store out |
 //! | [`readiness`] | whether the relay is ready, and why not |
 //! | [`watch`] | what a stream watches: rows set to pending again, rows that go early, retained WAL |
 
