@@ -559,8 +559,9 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
     let is_promised = match promise {
         Promise::P13 => parks,
         Promise::P14 => mode.bus == Bus::Transactional,
-        // A row is sent where there is room, and a commit that waits takes none.
-        Promise::P4 => !matches!(fault, Fault::Unroutable | Fault::Synchronous),
+        // A row is sent where there is room; a commit that waits takes none, and a relay that is
+        // told to stop takes nothing in.
+        Promise::P4 => !matches!(fault, Fault::Unroutable | Fault::Synchronous | Fault::Stop),
         Promise::P1 | Promise::P2 | Promise::P3 | Promise::P12 => true,
     };
     is_made && is_promised
