@@ -533,20 +533,22 @@ impl Work<'_> {
             self.reading.retry_parked().await?;
             let now = begin(&self.reader, &self.tables, None).await?;
             let lsn = now.wal_end;
-            let resumed = self.reading.read.begin_poll(&now.snapshot);
-            if self.reading.read.kept.is_none() {
-                // Rows that are left out now stay left out, also for the next relay.
-                self.reading.save().await?;
-                self.telemetry.connected(Side::Postgres, true);
-            }
-            let until = resumed.clone().unwrap_or(now.snapshot);
             let began = Instant::now();
             let scan = if xmin_due <= began {
                 PollScan::Xmin
             } else {
                 PollScan::Column
             };
-            self.begin_scan(scan).await?;
+            let resumed = self.reading.read.begin_poll(&now.snapshot, scan);
+            if self.reading.read.kept.is_none() {
+                // Rows that are left out now stay left out, also for the next relay.
+                self.reading.save().await?;
+                self.telemetry.connected(Side::Postgres, true);
+            }
+            let until = resumed.clone().unwrap_or(now.snapshot);
+            if scan == PollScan::Xmin {
+                self.look_at_files().await?;
+            }
             let Some(read) = self
                 .read(lsn, resumed.as_ref(), scan, Total::Unknown)
                 .await?
@@ -600,14 +602,6 @@ impl Work<'_> {
         Ok(!waits && can_have_slot(self.reader.client(), self.config).await?)
     }
 
-    async fn begin_scan(&mut self, scan: PollScan) -> Result<()> {
-        self.reading.begin_poll(scan);
-        match scan {
-            PollScan::Xmin => self.look_at_files().await,
-            PollScan::Column => Ok(()),
-        }
-    }
-
     /// Looks at the catalogs and at the transactions of others, from time to time.
     async fn look_if_due(&mut self, looks: &mut Looks) -> Result<()> {
         if looks.next_catalog <= Instant::now() {
@@ -628,7 +622,7 @@ impl Work<'_> {
 
     /// The position is stored: after rows, from time to time, and where parked events wait for it.
     async fn save_if_due(&mut self, stored_at: &mut Instant, read: u64) -> Result<()> {
-        if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
+        if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.parked_wait() {
             *stored_at = Instant::now();
             self.reading.save().await?;
         }

@@ -27,7 +27,6 @@ use walrelay_core::event::{Fault, Polled, Via};
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Lsn;
-use walrelay_core::published_versions::PollScan;
 use walrelay_core::table_read::{Scan, ScanCounts, ScanStep, TableRead, Untaken};
 
 const TELL_INTERVAL: Duration = Duration::from_secs(5);
@@ -264,18 +263,6 @@ impl<'a> TableLoop<'a> {
             of = rows.total, "reading the table");
     }
 
-    /// A poller begins a scan, which finds no row by an `xmin` below that of the last scan that
-    /// compared all of them.
-    pub(super) fn begin_poll(&mut self, scan: PollScan) {
-        let oldest = self
-            .read
-            .stored
-            .published
-            .as_ref()
-            .map(|published| published.copies().xmin());
-        self.read.published.begin(scan, oldest.unwrap_or_default());
-    }
-
     pub(super) fn report(&mut self, now: Instant) {
         self.shared
             .report(&mut self.read.publisher, Streamed::default(), now);
@@ -398,7 +385,7 @@ impl<'a> TableLoop<'a> {
     }
 
     /// Whether parked events wait until it is stored that all else is published.
-    pub(super) fn must_store(&self) -> bool {
+    pub(super) fn parked_wait(&self) -> bool {
         self.read.publisher.judge.parking.is_any() && self.store.known.stored.borrow().is_none()
     }
 

@@ -175,35 +175,11 @@ mod tests {
     use super::*;
     use crate::config::{DeliveryConfig, Guarantee};
     use crate::decode::Value;
-    use crate::ledger::Ticket;
     use crate::position::Lsn;
     use crate::published_versions::TableFile;
-    use crate::publisher::tests::setup;
+    use crate::publisher::tests::{AckingBus, setup, stored};
     use crate::recovery::TableTask;
-    use crate::route::Record;
-    use crate::sink::{Delivery, EnqueueError};
     use crate::testing::{COLUMNS, wire};
-
-    fn stored(timeline: u32, lsn: u64) -> Stored {
-        Stored {
-            server: ServerIdentity {
-                system_identifier: "7000".to_owned(),
-                timeline,
-            },
-            slot: "orders".to_owned(),
-            relay: String::new(),
-            position: Position::at(Lsn::new(lsn)),
-            cluster_id: None,
-            publication_oid: 10,
-            publication_version: String::new(),
-            table_oids: Vec::new(),
-            membership_oids: Vec::new(),
-            message_prefixes: Vec::new(),
-            published: None,
-            stream_only: Vec::new(),
-            catch_up: None,
-        }
-    }
 
     fn process() -> Left {
         Left::of("a".to_owned())
@@ -337,23 +313,8 @@ mod tests {
         }
     }
 
-    /// A bus that acks everything.
-    #[derive(Debug, Default)]
-    struct Bus(Vec<Delivery>);
-
-    impl Sink for Bus {
-        fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-            self.0.push(Delivery::Acked(ticket));
-            Ok(())
-        }
-
-        async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-            into.append(&mut self.0);
-        }
-    }
-
     /// Takes in the rows of these ids, of the transaction at 100, which does not end.
-    fn take_in(pipeline: &mut Pipeline<Bus>, ids: &[&str]) {
+    fn take_in(pipeline: &mut Pipeline<AckingBus>, ids: &[&str]) {
         pipeline.reconnected();
         let row = |id: &&str| {
             let values = [id, "order", "1", "placed", "{}"];
@@ -391,7 +352,7 @@ mod tests {
             let mut at = Position::default();
             for ids in [&["a", "b"][..], &["a", "b", "c"]] {
                 let now = Duration::ZERO;
-                let begun = left.begin(&setup, at, None, Bus::default(), now);
+                let begun = left.begin(&setup, at, None, AckingBus::default(), now);
                 let mut pipeline = begun.unwrap();
                 take_in(&mut pipeline, ids);
                 at = pipeline.publisher.ledger.delivered();

@@ -170,7 +170,11 @@ impl<S: Sink> TableRead<S> {
 
     /// A poll begins. Gives the snapshot of one that was interrupted, which goes on; else it reads
     /// up to `now`.
-    pub fn begin_poll(&mut self, now: &Snapshot) -> Option<Snapshot> {
+    pub fn begin_poll(&mut self, now: &Snapshot, scan: PollScan) -> Option<Snapshot> {
+        // It finds no row by an `xmin` below that of the last scan that compared all of them.
+        let published = self.stored.published.as_ref();
+        let oldest = published.map(|published| published.copies().xmin());
+        self.published.begin(scan, oldest.unwrap_or_default());
         let begun = self.stored.begun_until();
         if begun.is_none() {
             let catch_up = &mut self.stored.catch_up;
@@ -424,5 +428,114 @@ impl<S: Sink> TableRead<S> {
             let found = take(&mut self.published);
             left.table_failed(&self.stored, found, gives_way);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+    use crate::config::DeliveryConfig;
+    use crate::decode::RelationColumn;
+    use crate::published_versions::TableFile;
+    use crate::publisher::tests::{AckingBus, setup, stored};
+    use crate::testing::{COLUMNS, outbox};
+
+    struct Versioned(RowVersion);
+
+    impl TableRow for Versioned {
+        fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
+            let values = ["a", "order", "1", "placed", "{}"];
+            values.map(|value| Some(value.as_bytes())).into_iter()
+        }
+
+        fn key(&self, _: &OutboxConfig) -> Key {
+            Key {
+                order: None,
+                id: "a".to_owned(),
+                rest: Vec::new(),
+            }
+        }
+
+        fn version(&self) -> Option<RowVersion> {
+            Some(self.0)
+        }
+    }
+
+    fn file(filenode: u32, changed_by: u64) -> TableFile {
+        TableFile {
+            oid: 5,
+            filenode,
+            changed_by,
+        }
+    }
+
+    /// The outcomes of versions with this transaction in their column and this `xmin`: whether each
+    /// is published.
+    fn poll(read: &mut TableRead<AckingBus>, versions: &[(Option<u64>, u64)]) -> Vec<bool> {
+        let column = |name: &str| RelationColumn {
+            name: name.to_owned(),
+            type_oid: 25,
+            type_modifier: -1,
+        };
+        let now = "40:40:".parse().unwrap();
+        read.begin_poll(&now, PollScan::Xmin);
+        let scan = Scan {
+            outbox: 0,
+            polled: Polled::new(&outbox(), COLUMNS.map(column).to_vec()).unwrap(),
+            lsn: Lsn::new(100),
+            via: Via::Table,
+            published: read.stored.published.clone(),
+        };
+        read.begin(scan).unwrap();
+        let take = |(xid, xmin): &(Option<u64>, u64)| {
+            let row = Versioned(RowVersion {
+                xid: *xid,
+                xmin: *xmin,
+            });
+            let before = read.counts().sent;
+            read.take(Some(&row), 0, Instant::now()).unwrap();
+            read.counts().sent > before
+        };
+        let outcomes = versions.iter().map(take).collect();
+        let publisher = &mut read.publisher;
+        let mut context = Context::from_waker(Waker::noop());
+        let told = pin!(publisher.receive_deliveries()).poll(&mut context);
+        assert!(told.is_ready());
+        publisher.delivered().unwrap();
+        read.take(None::<&Versioned>, 0, Instant::now()).unwrap();
+        assert_eq!(read.look(Duration::ZERO), ScanStep::Done);
+        read.end().unwrap();
+        read.published.end(now.xmax());
+        outcomes
+    }
+
+    #[test]
+    fn a_version_is_published_once_and_a_copy_is_told_unless_its_table_was_rewritten() {
+        let setup = setup(DeliveryConfig::default());
+        let publisher = Publisher::new(&setup, Position::default(), AckingBus::default());
+        let pair = crate::ledger::trail::Pair {
+            snapshot: "20:20:".parse().unwrap(),
+            lsn: Lsn::new(50),
+        };
+        let known = Stored {
+            published: Some(Published::at(pair)),
+            ..stored(1, 0)
+        };
+        let found = PublishedVersions::default();
+        let mut read = TableRead::new(publisher.unwrap(), known, HashSet::new(), found, 1);
+        read.published.looked_at(vec![file(1, 9)]);
+        // A new row; a copy of a published one; one of a savepoint that is new.
+        let versions = [(Some(25), 25), (Some(15), 30), (Some(26), 27)];
+        assert_eq!(poll(&mut read, &versions), [true, true, true]);
+        assert_eq!(read.publisher.judge.rows[0].copied, 1);
+        assert_eq!(poll(&mut read, &versions), [false, false, false]);
+        // A rewrite gives each row another `xmin`.
+        assert!(read.published.looked_at(vec![file(2, 35)]));
+        let versions = [(Some(15), 34), (Some(15), 36)];
+        assert_eq!(poll(&mut read, &versions), [false, true]);
+        assert_eq!(read.publisher.judge.rows[0].copied, 2);
     }
 }

@@ -4,7 +4,8 @@ use super::*;
 use crate::config::DeliveryConfig;
 use crate::lanes::{Lanes, Outcome};
 use crate::ledger::Limits;
-use crate::position::Lsn;
+use crate::position::{Lsn, ServerIdentity};
+use crate::stored::Stored;
 use crate::testing::{COLUMNS, Lab, outbox};
 
 /// A bus whose queue holds one record.
@@ -37,6 +38,43 @@ pub(crate) fn setup(delivery: DeliveryConfig) -> Setup {
         },
         delivery,
         refuses_each: true,
+    }
+}
+
+/// What is stored of slot `orders` on this timeline, at `lsn`.
+pub(crate) fn stored(timeline: u32, lsn: u64) -> Stored {
+    Stored {
+        server: ServerIdentity {
+            system_identifier: "7000".to_owned(),
+            timeline,
+        },
+        slot: "orders".to_owned(),
+        relay: String::new(),
+        position: Position::at(Lsn::new(lsn)),
+        cluster_id: None,
+        publication_oid: 10,
+        publication_version: String::new(),
+        table_oids: Vec::new(),
+        membership_oids: Vec::new(),
+        message_prefixes: Vec::new(),
+        published: None,
+        stream_only: Vec::new(),
+        catch_up: None,
+    }
+}
+
+/// A bus that acks everything.
+#[derive(Debug, Default)]
+pub(crate) struct AckingBus(Vec<Delivery>);
+
+impl Sink for AckingBus {
+    fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.0.push(Delivery::Acked(ticket));
+        Ok(())
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        into.append(&mut self.0);
     }
 }
 

@@ -204,7 +204,7 @@ impl World {
             return Ok(());
         }
         let now = self.server.snapshot();
-        let until = read.begin_poll(&now).unwrap_or(now);
+        let until = read.begin_poll(&now, PollScan::Xmin).unwrap_or(now);
         if read.kept.is_none() {
             // Rows that are left out now stay left out.
             return self.save();
