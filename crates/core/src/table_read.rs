@@ -437,9 +437,10 @@ mod tests {
     use std::task::{Context, Waker};
 
     use super::*;
-    use crate::config::DeliveryConfig;
+    use crate::config::{DeliveryConfig, Guarantee};
     use crate::decode::RelationColumn;
     use crate::published_versions::TableFile;
+    use crate::publisher::Setup;
     use crate::publisher::tests::{AckingBus, setup, stored};
     use crate::testing::{COLUMNS, outbox};
 
@@ -472,22 +473,29 @@ mod tests {
         }
     }
 
-    /// The outcomes of versions with this transaction in their column and this `xmin`: whether each
-    /// is published.
-    fn poll(read: &mut TableRead<AckingBus>, versions: &[(Option<u64>, u64)]) -> Vec<bool> {
+    fn scan() -> Scan {
         let column = |name: &str| RelationColumn {
             name: name.to_owned(),
             type_oid: 25,
             type_modifier: -1,
         };
-        let now = "40:40:".parse().unwrap();
-        read.begin_poll(&now, PollScan::Xmin);
-        let scan = Scan {
+        Scan {
             outbox: 0,
             polled: Polled::new(&outbox(), COLUMNS.map(column).to_vec()).unwrap(),
             lsn: Lsn::new(100),
             via: Via::Table,
+            published: None,
+        }
+    }
+
+    /// The outcomes of versions with this transaction in their column and this `xmin`: whether each
+    /// is published.
+    fn poll(read: &mut TableRead<AckingBus>, versions: &[(Option<u64>, u64)]) -> Vec<bool> {
+        let now = "40:40:".parse().unwrap();
+        read.begin_poll(&now, PollScan::Xmin);
+        let scan = Scan {
             published: read.stored.published.clone(),
+            ..scan()
         };
         read.begin(scan).unwrap();
         let take = |(xid, xmin): &(Option<u64>, u64)| {
@@ -510,6 +518,30 @@ mod tests {
         read.end().unwrap();
         read.published.end(now.xmax());
         outcomes
+    }
+
+    /// P14: the position would be committed without them.
+    #[test]
+    fn nothing_is_stored_while_rows_of_a_transaction_are_not_acked() {
+        let setup = Setup {
+            refuses_each: false,
+            ..setup(DeliveryConfig {
+                guarantee: Guarantee::ExactlyOnce,
+                ..DeliveryConfig::default()
+            })
+        };
+        let publisher = Publisher::new(&setup, Position::default(), AckingBus::default());
+        let found = PublishedVersions::default();
+        let known = stored(1, 0);
+        let mut read = TableRead::new(publisher.unwrap(), known, HashSet::new(), found, 1);
+        assert!(read.must_store().unwrap());
+        read.begin(scan()).unwrap();
+        let row = Versioned(RowVersion {
+            xid: None,
+            xmin: 25,
+        });
+        read.take(Some(&row), 0, Instant::now()).unwrap();
+        assert_eq!(read.must_store().unwrap_err().kind(), Kind::BusUnreachable);
     }
 
     #[test]
