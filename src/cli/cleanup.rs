@@ -104,10 +104,7 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     bound(client).await?;
     let mut sweepers = Vec::new();
     for (outbox, retention) in wanted {
-        if let Some(sweeper) = Sweeper::look(client, outbox, retention).await? {
-            sweeper.may_delete(client).await?;
-            sweepers.push(sweeper);
-        }
+        sweepers.extend(Sweeper::look_to_delete(client, outbox, retention).await?);
     }
     let known = match sweepers
         .iter()
@@ -260,8 +257,15 @@ impl Doomed {
                 format!("rows of {} deleted", sweeper.name)
             });
         };
-        let (batch_rows, pause) = (args.batch_rows, args.pause);
-        sweep_all(client, &sweeper, published, batch_rows, pause, each).await?;
+        sweep_all(
+            client,
+            &sweeper,
+            published,
+            args.batch_rows,
+            args.pause,
+            each,
+        )
+        .await?;
         let left = sweeper.count(client, published).await?;
         report.rows_left = left.published;
         report.rows_unpublished = left.unpublished;

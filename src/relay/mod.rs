@@ -233,10 +233,14 @@ async fn sweep_old(
             }
         }
     }
-    let (rows, pause) = (RETENTION_BATCH_ROWS, RETENTION_PAUSE);
-    sweep_all(client, &sweeper, published, rows, pause, |rows| {
-        *deleted += rows
-    })
+    sweep_all(
+        client,
+        &sweeper,
+        published,
+        RETENTION_BATCH_ROWS,
+        RETENTION_PAUSE,
+        |rows| *deleted += rows,
+    )
     .await
 }
 

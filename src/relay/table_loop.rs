@@ -136,7 +136,13 @@ impl<'a> TableLoop<'a> {
             next_progress_log: Instant::now() + TELL_INTERVAL,
         };
         let done = match self.pass(&mut rows).await {
-            Ok(true) => Ok(Some(self.read.end()?)),
+            Ok(true) => {
+                let sent = self.read.end()?;
+                let metrics = &self.shared.process.telemetry.metrics;
+                let seconds = began.elapsed().as_secs_f64();
+                metrics.table_scan_seconds.observe(seconds);
+                Ok(Some(sent))
+            }
             Ok(false) => {
                 self.read.interrupt();
                 Ok(None)
@@ -161,11 +167,6 @@ impl<'a> TableLoop<'a> {
                 Err(error)
             }
         };
-        if let Ok(Some(_)) = done {
-            let metrics = &self.shared.process.telemetry.metrics;
-            let seconds = began.elapsed().as_secs_f64();
-            metrics.table_scan_seconds.observe(seconds);
-        }
         self.report(Instant::now());
         done
     }

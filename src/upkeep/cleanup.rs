@@ -67,12 +67,11 @@ pub struct Counted {
 
 impl Sweeper {
     /// Reads the table's description, and the time before which rows are old; none for messages.
-    /// Makes sure that Postgres lets the role lock and delete rows. Changes only session settings.
+    /// Changes only session settings.
     ///
     /// # Errors
     /// [`Kind::Config`] where no column has the time; [`Kind::Publication`] where there is no
-    /// table; [`Kind::PostgresRefused`] with the `GRANT`; [`Kind::PostgresUnwritable`] where the
-    /// server takes no writes; those of the connection.
+    /// table; those of the connection.
     pub async fn look(
         client: &Client,
         outbox: &OutboxConfig,
@@ -106,19 +105,28 @@ impl Sweeper {
         }))
     }
 
-    /// Errors: those that a deletion of old rows has at once, but for a lock of another session.
-    pub(crate) async fn may_delete(&self, client: &Client) -> Result<()> {
+    /// As [`Sweeper::look`]. Errors: also those that a deletion of old rows has at once, but for a
+    /// lock of another session: [`Kind::PostgresRefused`] with the `GRANT`;
+    /// [`Kind::PostgresUnwritable`] where the server takes no writes.
+    pub(crate) async fn look_to_delete(
+        client: &Client,
+        outbox: &OutboxConfig,
+        retention: Duration,
+    ) -> Result<Option<Sweeper>> {
+        let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else {
+            return Ok(None);
+        };
         takes_writes(client).await?;
-        let of = quote_own_rows(&self.name, self.table.is_partitioned())?;
-        let is_old = self.is_old()?;
+        let of = quote_own_rows(&sweeper.name, sweeper.table.is_partitioned())?;
+        let is_old = sweeper.is_old()?;
         let explain = format!(
             "explain with doomed as (select from {of} where {is_old} for update) delete from {of} \
              as t using doomed where t.{is_old}"
         );
-        let doing = format!("deleting old rows of {}", self.name);
+        let doing = format!("deleting old rows of {}", sweeper.name);
         match bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await {
-            Err(failed) if !failed.is_passing() => Err(self.explained(&doing, &failed)),
-            Ok(()) | Err(_) => Ok(()),
+            Err(failed) if !failed.is_passing() => Err(sweeper.explained(&doing, &failed)),
+            Ok(()) | Err(_) => Ok(Some(sweeper)),
         }
     }
 

@@ -280,8 +280,7 @@ impl<S: Sink> TableRead<S> {
 
     /// Whether all that was taken is acked, and written back where rows are.
     pub fn is_drained(&self) -> bool {
-        let write_backs = &self.publisher.write_backs;
-        self.publisher.is_drained() && (write_backs.is_empty() || write_backs.refused)
+        self.publisher.is_drained() && self.publisher.write_backs.is_over()
     }
 
     /// What is due at `now`.

@@ -198,13 +198,14 @@ async fn may_write(session: &SqlSession, config: &Config) -> Result<()> {
     if let Some(marker) = Marker::connect(config, parking, &identity).await? {
         marker.takes_writes().await?;
     }
-    for (outbox, _) in tables_of(&config.outboxes) {
-        if let Some(retention) = outbox.upkeep.retention {
-            let session = upkeep::connect(&config.source, "walrelay doctor").await?;
-            bound(session.client()).await?;
-            if let Some(sweeper) = Sweeper::look(session.client(), outbox, retention).await? {
-                sweeper.may_delete(session.client()).await?;
-            }
+    let retained = config.outboxes.iter();
+    let retained = retained.filter_map(|of| Some((of, of.upkeep.retention?)));
+    let retained: Vec<_> = retained.collect();
+    if !retained.is_empty() {
+        let session = upkeep::connect(&config.source, "walrelay doctor").await?;
+        bound(session.client()).await?;
+        for (outbox, retention) in retained {
+            Sweeper::look_to_delete(session.client(), outbox, retention).await?;
         }
     }
     none_left_behind(session.client(), config).await

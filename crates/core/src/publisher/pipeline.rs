@@ -313,9 +313,7 @@ impl<S: Sink> Pipeline<S> {
     /// stored or not confirmable. Keepalives alone are stored only after a look at the catalogs, and
     /// `may_look` says whether one can tell anything.
     pub fn has_left_over(&self, now: Duration, may_look: bool) -> bool {
-        let writes = &self.publisher.write_backs;
-        let writes_no_more = writes.is_empty() || writes.refused;
-        if writes_no_more && self.is_stored_as_far_as_written_back() {
+        if self.publisher.write_backs.is_over() && self.is_stored_as_far_as_written_back() {
             return false;
         }
         may_look || !self.publisher.is_drained() || !matches!(self.due(now, true), Due::Idle(_))

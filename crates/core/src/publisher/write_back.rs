@@ -69,6 +69,11 @@ impl WriteBacks {
         self.len() == 0
     }
 
+    /// Whether none is written any more: all are, or Postgres refuses them.
+    pub fn is_over(&self) -> bool {
+        self.is_empty() || self.refused
+    }
+
     /// Whether a batch is being written.
     pub fn is_in_progress(&self) -> bool {
         self.parks_in_progress + self.marks_in_progress > 0

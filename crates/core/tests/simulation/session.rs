@@ -21,7 +21,7 @@ use walrelay_core::watch::{RequeueDetector, RetentionLimit, Verdict};
 
 use super::broker::{Producer, Shared};
 use super::plan::{Fault, Path};
-use super::server::{Sent, TABLE_OID};
+use super::server::{Seen, Sent, TABLE_OID};
 use super::table::Reading;
 use super::turns::StandStill;
 use super::world::{World, epoch, take_in_told};
@@ -40,7 +40,7 @@ const RETAINED_MAX: u64 = 1_200;
 pub(super) struct Process {
     sessions: Sessions,
     pause: Option<Pause>,
-    open: Option<Open>,
+    pub(super) open: Option<Open>,
     /// A read of the table that waits for acks.
     draining: Option<Draining>,
     has_streamed: bool,
@@ -64,10 +64,16 @@ enum Pause {
 }
 
 /// A session that is open.
-struct Open {
+pub(super) struct Open {
     since: Duration,
     /// What a stream stores.
-    record: StreamRecord,
+    pub(super) record: StreamRecord,
+    /// A snapshot, while the end of the log is asked for.
+    pub(super) snapshot: Option<Seen>,
+    /// Whether the catalogs are to be looked at.
+    pub(super) looks: bool,
+    /// An idle position, which is stored after a look.
+    pub(super) idle: Option<Position>,
     retention: RetentionLimit,
     requeued: Option<RequeueDetector>,
     /// Up to where rows were marked when the look for pending rows began that is under way.
@@ -241,7 +247,6 @@ impl World {
             pipeline.publisher.judge.parking.begin(tables.index());
         }
         self.relay.process.has_streamed = true;
-        self.relay.looks = true;
         self.opened();
         self.reached
             .count(Path::ResumedInsideATransaction, u64::from(is_inside));
@@ -256,6 +261,9 @@ impl World {
         self.relay.process.open = Some(Open {
             since: self.now,
             record: StreamRecord::new(self.stored.clone()),
+            snapshot: None,
+            looks: true,
+            idle: None,
             retention: RetentionLimit::new(has_limit.then_some(RETAINED_MAX), true),
             requeued: RequeueDetector::of(&self.setup().outboxes),
             looks_since: None,
@@ -457,8 +465,6 @@ impl World {
         let has_lease = self.server.is_owner() && !is_lost;
         self.server.disconnect();
         self.end_pass();
-        self.relay.snapshot = None;
-        self.relay.idle = None;
         self.end_store();
         let open = self.relay.process.open.take();
         let since = open.as_ref().map_or(self.now, |it| it.since);
@@ -593,8 +599,6 @@ impl World {
             .lock()
             .unwrap()
             .producer_killed(&mut self.random);
-        self.relay.snapshot = None;
-        self.relay.idle = None;
         self.server.disconnect();
         self.end_pass();
         self.relay.process = Process::of(self.random.u64(..).to_string());

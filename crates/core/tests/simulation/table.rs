@@ -64,7 +64,7 @@ struct Query {
     lsn: Lsn,
 }
 
-/// A row, and whether it has a topic.
+/// A row, and the values of its columns.
 struct Given {
     row: Row,
     values: Vec<Option<String>>,

@@ -6,14 +6,12 @@
 use std::time::Duration;
 
 use walrelay_core::error::{Error, Kind};
-use walrelay_core::position::Position;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::stored::Stored;
 use walrelay_core::turn::bearable;
 
 use super::broker::Producer;
 use super::plan::{Fault, Path};
-use super::server::Seen;
 use super::session::Process;
 use super::table::Reading;
 use super::upkeep::Upkeep;
@@ -33,12 +31,6 @@ pub(super) struct Relay {
     pub(super) reading: Option<Reading>,
     /// What is being written to the store.
     pub(super) storing: Option<Stored>,
-    /// A snapshot, while the end of the log is asked for.
-    pub(super) snapshot: Option<Seen>,
-    /// Whether the catalogs are to be looked at.
-    pub(super) looks: bool,
-    /// An idle position, which is stored after a look.
-    pub(super) idle: Option<Position>,
     pub(super) upkeep: Upkeep,
 }
 
@@ -50,9 +42,6 @@ impl Relay {
             pipeline: None,
             reading: None,
             storing: None,
-            snapshot: None,
-            looks: false,
-            idle: None,
             upkeep: Upkeep::default(),
         }
     }

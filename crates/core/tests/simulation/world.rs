@@ -741,7 +741,8 @@ impl World {
             }
             Due::Idle(position) => {
                 pipeline.store_begun(self.now);
-                self.relay.idle = Some(position);
+                let open = self.relay.process.open.as_mut().unwrap();
+                open.idle = Some(position);
             }
             Due::Nothing => {}
         }
@@ -761,19 +762,20 @@ impl World {
             return;
         }
         let pipeline = self.relay.pipeline.as_mut().unwrap();
-        let record = self.relay.process.record().unwrap();
-        if let Some(seen) = self.relay.snapshot.take() {
+        let open = self.relay.process.open.as_mut().unwrap();
+        let record = &mut open.record;
+        if let Some(seen) = open.snapshot.take() {
             let taken = self.server.pair(seen);
             match record.took(taken) {
                 PairUse::Published(pair) => pipeline.trail.took(pair.snapshot, pair.lsn),
-                PairUse::Look => self.relay.looks = true,
+                PairUse::Look => open.looks = true,
                 PairUse::Nothing => {}
             }
         } else if record.wants_pair(&pipeline.trail) {
-            self.relay.snapshot = Some(self.server.seen());
+            open.snapshot = Some(self.server.seen());
         }
-        let idle = self.relay.idle.take();
-        let looks = std::mem::take(&mut self.relay.looks) || idle.is_some();
+        let idle = open.idle.take();
+        let looks = std::mem::take(&mut open.looks) || idle.is_some();
         if looks || self.random.u8(0..16) == 0 {
             let version = self.server.seen().publication_version;
             if version != record.publication_version() && !record.reads_table() {
