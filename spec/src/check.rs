@@ -39,8 +39,18 @@ enum When {
 
 pub(crate) struct Property<S> {
     when: When,
-    name: &'static str,
+    pub(crate) name: &'static str,
     holds: fn(&S) -> bool,
+}
+
+impl<S> Property<S> {
+    pub(crate) fn is_broken_by(&self, state: &S) -> bool {
+        self.when == When::Always && !(self.holds)(state)
+    }
+
+    pub(crate) fn is_reached_by(&self, state: &S) -> bool {
+        self.when == When::Sometimes && (self.holds)(state)
+    }
 }
 
 pub(crate) fn always<S>(name: &'static str, holds: fn(&S) -> bool) -> Property<S> {

@@ -3,7 +3,8 @@
 //!
 //! Five small models share the types of `world`. Each one lists what can happen in a state, faults
 //! included, and its properties, by the name of the promise. `check` visits all states, shortest
-//! paths first. All of it is tests: `cargo test -p walrelay-spec`.
+//! paths first. All of it is tests: `cargo test -p walrelay-spec`, and of the simulation in
+//! `crates/core/tests/`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -14,30 +15,34 @@
 //! | `relays` | two relays: slot, lease, standstill |
 //! | `parking` | marks of rows, parked events, retries |
 //! | `once` | exactly-once: transactions of the bus, fence |
+//! | `trace` | what the simulation of the core recorded, as a path of `slot`, `relays` or `once` |
 //!
 //! Each model has wrong rules, which mirror `mutants/`. The tests fail where one of them breaks
 //! nothing. They also fail where no path has a redelivery, a fence or a hand-over.
 //! `docs/reference/proof.md` says what is modelled, and what is not.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a part of a model leaves alone what happens elsewhere, and a test says what it did"
+)]
 #![cfg_attr(
-    test,
+    not(test),
     expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "what happens elsewhere does not concern a part of the model"
+        dead_code,
+        reason = "wrong rules and properties are for the tests of the models"
     )
 )]
 
-#[cfg(test)]
 mod check;
-#[cfg(test)]
 mod once;
 #[cfg(test)]
 mod parking;
-#[cfg(test)]
 mod relays;
-#[cfg(test)]
 mod slot;
 #[cfg(test)]
 mod table;
-#[cfg(test)]
+pub mod trace;
 mod world;

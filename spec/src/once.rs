@@ -4,11 +4,14 @@
 //! Two relays. One that stands still goes on later, with the producer it had. A commit request can
 //! get lost, or arrive twice, the second time late.
 
-use crate::check::{Model, Property, always, breaks, holds, in_the_end, sometimes};
+use crate::check::{Model, Property, always, in_the_end, sometimes};
+#[cfg(test)]
+use crate::check::{breaks, holds};
+use crate::trace::{Follower, Places, Progress, Reached, Step, expect};
 use crate::world::has_repeats;
 
 /// Event `n` is the one of commit `n`, so that a position is a number of events.
-const EVENTS: u8 = 2;
+const EVENTS: u16 = 2;
 const RELAYS: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -20,7 +23,7 @@ enum Outcome {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Record {
-    event: u8,
+    event: u16,
     outcome: Outcome,
 }
 
@@ -29,19 +32,19 @@ enum Work {
     StandsBy,
     /// It has the slot, and a producer of this epoch or a position, if any.
     Begins {
-        epoch: Option<u8>,
-        position: Option<u8>,
+        epoch: Option<u16>,
+        position: Option<u16>,
     },
     Streams(Streaming),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Streaming {
-    epoch: u8,
+    epoch: u16,
     /// The events that the producer took.
-    sent: u8,
+    sent: u16,
     /// The position that is committed, as far as this relay knows.
-    committed: u8,
+    committed: u16,
     /// A commit was requested, and is not answered.
     waits: bool,
     /// A second copy of the request may arrive.
@@ -59,21 +62,21 @@ struct Relay {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 struct Bus {
     topic: Vec<Record>,
-    position: u8,
+    position: u16,
     /// The position in the open transaction.
-    pending: Option<u8>,
-    epoch: u8,
+    pending: Option<u16>,
+    epoch: u16,
     /// The epochs of commit requests on their way.
-    requests: Vec<u8>,
+    requests: Vec<u16>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
-    committed: u8,
-    confirmed: u8,
+    committed: u16,
+    confirmed: u16,
     bus: Bus,
     relays: [Relay; RELAYS],
-    faults: u8,
+    faults: u16,
     /// The bus rejected a producer.
     has_fenced: bool,
 }
@@ -111,6 +114,8 @@ enum Wrong {
 
 #[derive(Clone)]
 struct OnceModel {
+    /// How many events are written at most.
+    events: u16,
     wrong: Option<Wrong>,
 }
 
@@ -128,12 +133,21 @@ impl Bus {
     }
 
     /// What a consumer has that reads only committed records.
-    fn read_committed(&self) -> Vec<u8> {
+    fn read_committed(&self) -> Vec<u16> {
         let committed = self
             .topic
             .iter()
             .filter(|record| record.outcome == Outcome::Committed);
         committed.map(|record| record.event).collect()
+    }
+}
+
+impl Default for OnceModel {
+    fn default() -> OnceModel {
+        OnceModel {
+            events: EVENTS,
+            wrong: None,
+        }
     }
 }
 
@@ -184,7 +198,7 @@ impl OnceModel {
         }
     }
 
-    fn confirmable(&self, state: &State, of: Streaming) -> u8 {
+    fn confirmable(&self, state: &State, of: Streaming) -> u16 {
         if self.is(Wrong::ConfirmedBeforeTheCommit) {
             of.sent
         } else if self.is(Wrong::PositionStoredBesideTheTransaction) {
@@ -299,7 +313,7 @@ impl Model for OnceModel {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.committed < EVENTS {
+        if state.committed < self.events {
             actions.push(Action::Write);
         }
         if !state.bus.requests.is_empty() {
@@ -397,6 +411,14 @@ impl Model for OnceModel {
                 state.bus.read_committed().into_iter().eq(0..EVENTS) && state.confirmed == EVENTS
             }),
             sometimes("a fence", |state| state.has_fenced),
+            sometimes("a fence of an open transaction", |state| {
+                let is_open =
+                    |of: &Streaming| of.epoch != state.bus.epoch && of.sent > of.committed;
+                let works = state.relays.iter().map(|relay| relay.work);
+                works
+                    .into_iter()
+                    .any(|work| matches!(work, Work::Streams(of) if is_open(&of)))
+            }),
             sometimes("a redelivery of an aborted record", |state| {
                 let aborted = |record: &&Record| record.outcome == Outcome::Aborted;
                 let mut aborted = state.bus.topic.iter().filter(aborted);
@@ -410,6 +432,119 @@ impl Model for OnceModel {
     }
 }
 
+/// Follows what two relays did with transactions of the bus, and no reads of the table.
+///
+/// # Errors
+///
+/// Fails with a text where the model does not allow a step.
+pub fn follow_once(steps: &[Step]) -> Result<Reached, String> {
+    let model = OnceModel {
+        events: u16::MAX,
+        wrong: None,
+    };
+    let begins = model.begins().remove(0);
+    let mut places = Places::default();
+    let mut storing = [None; RELAYS];
+    Follower::new(model, begins).walk(steps, |at, step| {
+        // As many as there are.
+        at.state.faults = u16::MAX;
+        match step {
+            Step::Row { .. } | Step::Committed => {
+                let committed = places.commits(step).unwrap_or_default();
+                (0..committed).try_for_each(|_| at.take(Action::Write))
+            }
+            Step::TurnTaken { relay } => at.take_turn(relay),
+            Step::ProducerBegun { relay, place, .. } => at.begin(relay, places.events(place)),
+            Step::Enqueued { relay, event } => {
+                let work = at.state.relays[relay].work;
+                let Work::Streams(of) = work else {
+                    return Err(format!("{relay} enqueues {event} in {work:?}"));
+                };
+                expect("the next event", event, of.sent)?;
+                at.take(Action::Produce(relay))?;
+                expect("it is fenced", false, at.state.relays[relay] == STANDS_BY)
+            }
+            Step::StoreBegun {
+                relay,
+                progress: Progress::Delivered(place),
+            } => {
+                let position = places.events(place);
+                storing[relay] = Some(position);
+                at.request_commit(relay, position)
+            }
+            Step::Stored { relay } => {
+                let position = storing[relay].take();
+                if at.state.bus.pending.is_some() {
+                    at.take(Action::Handle)?;
+                }
+                expect("the position", position, Some(at.state.bus.position))
+            }
+            Step::StoreLost { relay } => match storing[relay].take() {
+                Some(_) if at.state.bus.pending.is_some() => at.take(Action::LoseRequest),
+                _ => Ok(()),
+            },
+            Step::Confirmed { relay, place } => at.confirm(relay, places.events(place)),
+            Step::SessionEnded { relay } | Step::Killed { relay } => at.end(relay),
+            _ => Ok(()),
+        }
+    })
+}
+
+impl Follower<OnceModel> {
+    /// Those that have the slot meanwhile were cut off.
+    fn take_turn(&mut self, relay: usize) -> Result<(), String> {
+        self.end(relay)?;
+        for other in (0..RELAYS).filter(|other| *other != relay) {
+            if self.may(Action::StandStill(other)) {
+                self.take(Action::StandStill(other))?;
+            }
+        }
+        self.take(Action::TakeSlot(relay))?;
+        self.take(Action::Fence(relay))?;
+        self.take(Action::ReadPosition(relay))
+    }
+
+    fn begin(&mut self, relay: usize, place: u16) -> Result<(), String> {
+        expect("the position that is read", place, self.state.bus.position)?;
+        self.take(Action::Stream(relay))
+    }
+
+    /// A position without events behind the last one is stored in a transaction of its own.
+    fn request_commit(&mut self, relay: usize, position: u16) -> Result<(), String> {
+        let Work::Streams(of) = self.state.relays[relay].work else {
+            return Err(format!("{relay} stores, and has no producer"));
+        };
+        expect("what is stored", position, of.sent)?;
+        if of.sent == of.committed {
+            return Ok(());
+        }
+        self.take(Action::Commit(relay))
+    }
+
+    /// A slot is confirmed up to the end of a transaction, and the position may be behind it.
+    fn confirm(&mut self, relay: usize, confirmed: u16) -> Result<(), String> {
+        if confirmed <= self.state.confirmed {
+            return Ok(());
+        }
+        let Work::Streams(of) = self.state.relays[relay].work else {
+            return Err(format!("{relay} confirms, and does not stream"));
+        };
+        if confirmed > self.model.confirmable(&self.state, of) {
+            return Err(format!("{confirmed} is confirmed too early"));
+        }
+        self.take(Action::Confirm(relay))?;
+        self.state.confirmed = confirmed;
+        Ok(())
+    }
+
+    fn end(&mut self, relay: usize) -> Result<(), String> {
+        match self.state.relays[relay].work {
+            Work::StandsBy => Ok(()),
+            Work::Begins { .. } | Work::Streams(_) => self.take(Action::Crash(relay)),
+        }
+    }
+}
+
 const P1: &str = "P1: what is confirmed is stored";
 const P14_ONCE: &str = "P14: a consumer sees no event twice";
 const P14_TOGETHER: &str = "P14: events and their position are committed together";
@@ -417,7 +552,7 @@ const END: &str = "in the end all that is committed is delivered and confirmed";
 
 #[test]
 fn exactly_once_keeps_its_promises() {
-    holds("once", &OnceModel { wrong: None });
+    holds("once", &OnceModel::default());
 }
 
 #[test]
@@ -430,6 +565,10 @@ fn wrong_rules_of_exactly_once_break_a_promise() {
         (Wrong::ConfirmedBeforeTheCommit, P1),
         (Wrong::AnotherTransactionBehindALateCommit, P14_ONCE),
     ] {
-        breaks(wrong, &OnceModel { wrong: Some(wrong) }, property);
+        let model = OnceModel {
+            wrong: Some(wrong),
+            ..OnceModel::default()
+        };
+        breaks(wrong, &model, property);
     }
 }

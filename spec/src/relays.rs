@@ -2,13 +2,20 @@
 //!
 //! The events are of one key, and commit one after another. The first relay makes the slot, reads
 //! the rows of before from the table, and streams. A relay can crash, or stand still while the
-//! server ends its session; what it sent before can arrive late, or never.
+//! server ends its session; what it sent before can arrive late, or never. So can what it stores,
+//! until another relay has the slot or the lease. The slot can be lost, and somebody may make
+//! another.
 
-use crate::check::{Model, Property, always, breaks, holds, in_the_end, sometimes};
+use std::collections::BTreeSet;
+
+use crate::check::{Model, Property, always, in_the_end, sometimes};
+#[cfg(test)]
+use crate::check::{breaks, holds};
+use crate::trace::{Follower, Places, Progress, Reached, Step, expect};
 use crate::world::{first_arrivals, has_repeats};
 
 /// Event `n` is the one of commit `n`, so that a position is a number of events.
-const EVENTS: u8 = 3;
+const EVENTS: u16 = 3;
 const RELAYS: usize = 2;
 
 /// What a relay is at.
@@ -16,54 +23,73 @@ const RELAYS: usize = 2;
 enum Work {
     /// It looks, and waits for slot or lease.
     StandsBy,
+    /// It has the lease alone, and made a slot. These rows are to be read.
+    Made(Rows),
     /// It has the lease alone, and reads these rows of the table.
-    Reads { next: u8, until: u8 },
+    Reads(Rows),
     /// It has the slot, and what it delivered.
-    Streams { delivered: u8 },
+    Streams { delivered: u16 },
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+/// Rows of the table, by the numbers of their events.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Rows {
+    next: u16,
+    until: u16,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Relay {
     work: Work,
     /// Its one record on the way to the bus.
-    sent: Option<u8>,
+    sent: Option<u16>,
     /// It stood still for so long that the server ended its session.
     stood_still: bool,
     /// What it read of the store too early.
     read: Option<Stored>,
+    /// The position that is on its way to the store.
+    storing: Option<u16>,
+    /// The rows before a slot that it made, and could not store before its session ended.
+    made: Option<Rows>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 struct Stored {
-    position: u8,
-    /// The rows that are to be read before the slot is streamed: up to this one.
-    catch_up: Option<u8>,
+    position: u16,
+    /// The rows that are to be read before the slot is streamed.
+    catch_up: Option<Rows>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
-    committed: u8,
-    bus: Vec<u8>,
+    committed: u16,
+    bus: Vec<u16>,
     /// The confirmed position of the slot.
-    slot: Option<u8>,
+    slot: Option<u16>,
     stored: Stored,
     relays: [Relay; RELAYS],
     /// Records of sessions that ended, and may still arrive.
-    late: Vec<u8>,
-    faults: u8,
+    late: Vec<u16>,
+    faults: u16,
     /// The server found a slot or a lease taken.
     has_refused: bool,
+    /// Whether a read of the table ended where the slot begins.
+    has_read: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Action {
     Commit,
     LookEarly(usize),
+    TakeTurn(usize),
     MakeSlot(usize),
+    SaveRead(usize),
     GoOn(usize),
     Stream(usize),
     Send(usize),
     Ack(usize),
+    EndRead(usize),
+    BeginStore(usize),
     Store(usize),
     Confirm(usize),
     Crash(usize),
@@ -71,6 +97,9 @@ enum Action {
     Notice(usize),
     ArriveLate,
     LoseLate,
+    LoseStore(usize),
+    LoseSlot,
+    RecreateSlot,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,11 +111,26 @@ enum Wrong {
     StandstillNotNoticed,
     /// The slot is had, and another streams from it.
     SlotShared,
+    /// `17-slot-ahead-of-the-store-accepted`
+    SlotAheadOfTheStoreAccepted,
+    /// A store arrives after another relay has the slot.
+    StoredBehindTheNextRelay,
 }
 
 #[derive(Clone)]
 struct RelaysModel {
+    /// How many events are written at most.
+    events: u16,
     wrong: Option<Wrong>,
+}
+
+impl Default for RelaysModel {
+    fn default() -> RelaysModel {
+        RelaysModel {
+            events: EVENTS,
+            wrong: None,
+        }
+    }
 }
 
 impl State {
@@ -122,18 +166,34 @@ impl RelaysModel {
 
     fn may_stream(&self, state: &State, relay: usize) -> bool {
         let streams = |other: &Relay| matches!(other.work, Work::Streams { .. });
-        let reads = |other: &Relay| matches!(other.work, Work::Reads { .. });
+        let reads = |other: &Relay| matches!(other.work, Work::Made(_) | Work::Reads(_));
         let is_free = !state.others(relay).any(streams) || self.is(Wrong::SlotShared);
         is_free && (!state.others(relay).any(reads) || self.is(Wrong::LeaseNotTaken))
     }
 
     /// What a relay that stands by may do, which knows `stored`.
     fn begin(&self, state: &State, relay: usize, stored: Stored, actions: &mut Vec<Action>) {
-        match (state.slot, stored.catch_up) {
-            (None, _) if self.may_read(state, relay) => actions.push(Action::MakeSlot(relay)),
-            (Some(_), Some(_)) if self.may_read(state, relay) => {
+        let is_of_past = |(other, of): (usize, &Relay)| {
+            let has_made = of.made.is_some() || matches!(of.work, Work::Made(_));
+            other != relay && (has_made || of.storing.is_some())
+        };
+        if self.may_read(state, relay) && state.relays.iter().enumerate().any(is_of_past) {
+            actions.push(Action::TakeTurn(relay));
+        }
+        if state.relays[relay].made.is_some() {
+            if self.may_read(state, relay) {
                 actions.push(Action::GoOn(relay));
             }
+            return;
+        }
+        let accepts = self.is(Wrong::SlotAheadOfTheStoreAccepted);
+        let slot = state
+            .slot
+            .filter(|slot| accepts || *slot <= stored.position);
+        match (slot, stored.catch_up) {
+            // Also without its slot: what was begun with is finished first.
+            (_, Some(_)) if self.may_read(state, relay) => actions.push(Action::GoOn(relay)),
+            (None, None) if self.may_read(state, relay) => actions.push(Action::MakeSlot(relay)),
             (Some(_), None) if self.may_stream(state, relay) => {
                 actions.push(Action::Stream(relay));
             }
@@ -143,6 +203,12 @@ impl RelaysModel {
 
     fn of_relay(&self, state: &State, number: usize, actions: &mut Vec<Action>) {
         let relay = &state.relays[number];
+        if relay.storing.is_some() {
+            actions.push(Action::Store(number));
+            if state.faults > 0 {
+                actions.push(Action::LoseStore(number));
+            }
+        }
         if relay.stood_still && !self.is(Wrong::StandstillNotNoticed) {
             actions.push(Action::Notice(number));
             return;
@@ -157,19 +223,20 @@ impl RelaysModel {
                 }
             }
             (_, Some(_)) => actions.push(Action::Ack(number)),
-            (Work::Reads { next, until }, None) if next < until => {
+            (Work::Made(_), None) => actions.push(Action::SaveRead(number)),
+            (Work::Reads(rows), None) if rows.next < rows.until => {
                 actions.push(Action::Send(number));
             }
-            (Work::Reads { .. }, None) => actions.push(Action::Store(number)),
+            (Work::Reads(_), None) => actions.push(Action::EndRead(number)),
             (Work::Streams { delivered }, None) => {
                 if delivered < state.committed {
                     actions.push(Action::Send(number));
                 }
-                if delivered != state.stored.position {
-                    actions.push(Action::Store(number));
+                if delivered != state.stored.position && relay.storing.is_none() {
+                    actions.push(Action::BeginStore(number));
                 }
-                let confirmed = state.slot.unwrap_or_default();
-                if state.stored.position > confirmed && !relay.stood_still {
+                let is_behind = |confirmed| state.stored.position > confirmed;
+                if state.slot.is_some_and(is_behind) && !relay.stood_still {
                     actions.push(Action::Confirm(number));
                 }
             }
@@ -179,27 +246,52 @@ impl RelaysModel {
         }
     }
 
-    fn store(&self, state: &mut State, number: usize) {
-        state.stored.catch_up = None;
-        match state.relays[number].work {
-            Work::StandsBy => {}
-            Work::Reads { until, .. } => {
-                state.stored.position = until;
-                state.relays[number].work = Work::StandsBy;
+    /// A relay has its turn. What others store has happened, or never will, and what they made is
+    /// of the past.
+    fn take_turn(&self, state: &mut State, number: usize) {
+        for (other, relay) in state.relays.iter_mut().enumerate() {
+            if !self.is(Wrong::StoredBehindTheNextRelay) {
+                relay.storing = None;
             }
-            Work::Streams { delivered } => state.stored.position = delivered,
+            if other != number {
+                relay.made = None;
+                if matches!(relay.work, Work::Made(_)) {
+                    relay.work = Work::StandsBy;
+                }
+            }
         }
     }
 
-    fn ended() -> Relay {
-        Relay {
-            work: Work::StandsBy,
-            sent: None,
-            stood_still: false,
-            read: None,
-        }
+    /// What a relay knows that begins to work.
+    fn work_begins(&self, state: &mut State, number: usize) -> Stored {
+        self.take_turn(state, number);
+        state.relays[number].made = None;
+        state.relays[number].read.take().unwrap_or(state.stored)
+    }
+
+    /// The session of a relay is over. The process that goes on knows what it made.
+    fn end(state: &mut State, number: usize, goes_on: bool) {
+        let relay = &mut state.relays[number];
+        state.late.extend(relay.sent);
+        *relay = Relay {
+            storing: relay.storing,
+            made: match relay.work {
+                Work::Made(rows) if goes_on => Some(rows),
+                Work::StandsBy | Work::Made(_) | Work::Reads(_) | Work::Streams { .. } => None,
+            },
+            ..STANDS_BY
+        };
     }
 }
+
+const STANDS_BY: Relay = Relay {
+    work: Work::StandsBy,
+    sent: None,
+    stood_still: false,
+    read: None,
+    storing: None,
+    made: None,
+};
 
 impl Model for RelaysModel {
     type State = State;
@@ -211,19 +303,26 @@ impl Model for RelaysModel {
             bus: Vec::new(),
             slot: None,
             stored: Stored::default(),
-            relays: [Self::ended(), Self::ended()],
+            relays: [STANDS_BY; RELAYS],
             late: Vec::new(),
             faults: 2,
             has_refused: false,
+            has_read: false,
         }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.committed < EVENTS {
+        if state.committed < self.events {
             actions.push(Action::Commit);
         }
         if !state.late.is_empty() {
             actions.extend([Action::ArriveLate, Action::LoseLate]);
+        }
+        if state.faults > 0 {
+            actions.push(match state.slot {
+                Some(_) => Action::LoseSlot,
+                None => Action::RecreateSlot,
+            });
         }
         (0..RELAYS).for_each(|relay| self.of_relay(state, relay, actions));
     }
@@ -233,60 +332,103 @@ impl Model for RelaysModel {
         match action {
             Action::Commit => state.committed += 1,
             Action::LookEarly(of) => state.relays[of].read = Some(state.stored),
+            Action::TakeTurn(of) => self.take_turn(&mut state, of),
             Action::MakeSlot(of) => {
+                let next = self.work_begins(&mut state, of).position;
                 let until = state.committed;
                 state.slot = Some(until);
-                state.stored = Stored {
-                    position: until,
-                    catch_up: Some(until),
+                state.relays[of].work = Work::Made(Rows { next, until });
+            }
+            Action::SaveRead(of) => {
+                let Work::Made(rows) = state.relays[of].work else {
+                    return None;
                 };
-                state.relays[of].work = Work::Reads { next: 0, until };
+                state.stored = Stored {
+                    position: rows.until,
+                    catch_up: Some(rows),
+                };
+                state.relays[of].work = Work::Reads(rows);
             }
             Action::GoOn(of) => {
-                let known = state.relays[of].read.take().unwrap_or(state.stored);
-                let until = known.catch_up?;
-                state.relays[of].work = Work::Reads { next: 0, until };
+                let made = state.relays[of].made;
+                let known = self.work_begins(&mut state, of);
+                state.relays[of].work = match made {
+                    Some(rows) => Work::Made(rows),
+                    None => Work::Reads(known.catch_up?),
+                };
             }
             Action::Stream(of) => {
-                let known = state.relays[of].read.take().unwrap_or(state.stored);
-                let delivered = known.position;
+                let delivered = self.work_begins(&mut state, of).position;
                 state.relays[of].work = Work::Streams { delivered };
             }
             Action::Send(of) => match state.relays[of].work {
-                Work::StandsBy => return None,
-                Work::Reads { next, .. } => state.relays[of].sent = Some(next),
+                Work::StandsBy | Work::Made(_) => return None,
+                Work::Reads(rows) => state.relays[of].sent = Some(rows.next),
                 Work::Streams { delivered } => state.relays[of].sent = Some(delivered),
             },
             Action::Ack(of) => {
                 state.bus.push(state.relays[of].sent.take()?);
                 match &mut state.relays[of].work {
-                    Work::StandsBy => return None,
-                    Work::Reads {
+                    Work::StandsBy | Work::Made(_) => return None,
+                    Work::Reads(Rows {
                         next: delivered, ..
-                    }
+                    })
                     | Work::Streams { delivered } => {
                         *delivered += 1;
                     }
                 }
             }
-            Action::Store(of) => self.store(&mut state, of),
+            Action::EndRead(of) => {
+                let Work::Reads(rows) = state.relays[of].work else {
+                    return None;
+                };
+                state.stored = Stored {
+                    position: rows.until,
+                    catch_up: None,
+                };
+                state.relays[of].work = Work::StandsBy;
+                state.has_read |= state.slot.is_some();
+            }
+            Action::BeginStore(of) => {
+                let Work::Streams { delivered } = state.relays[of].work else {
+                    return None;
+                };
+                state.relays[of].storing = Some(delivered);
+            }
+            Action::Store(of) => {
+                state.stored = Stored {
+                    position: state.relays[of].storing.take()?,
+                    catch_up: None,
+                };
+            }
+            Action::LoseStore(of) => {
+                state.faults -= 1;
+                state.relays[of].storing = None;
+            }
             Action::Confirm(_) => state.slot = Some(state.stored.position),
             Action::Crash(of) => {
                 state.faults -= 1;
-                state.late.extend(state.relays[of].sent);
-                state.relays[of] = Self::ended();
+                Self::end(&mut state, of, false);
             }
             Action::StandStill(of) => {
                 state.faults -= 1;
                 state.relays[of].stood_still = true;
             }
-            Action::Notice(of) => {
-                state.late.extend(state.relays[of].sent);
-                state.relays[of] = Self::ended();
-            }
+            Action::Notice(of) => Self::end(&mut state, of, true),
             Action::ArriveLate => state.bus.push(state.late.remove(0)),
             Action::LoseLate => {
                 state.late.remove(0);
+            }
+            Action::LoseSlot => {
+                state.faults -= 1;
+                state.slot = None;
+                for relay in &mut state.relays {
+                    relay.stood_still |= matches!(relay.work, Work::Streams { .. });
+                }
+            }
+            Action::RecreateSlot => {
+                state.faults -= 1;
+                state.slot = Some(state.committed);
             }
         }
         state.has_refused |= state.at_work().count() == 1
@@ -298,20 +440,30 @@ impl Model for RelaysModel {
     }
 
     fn is_fault(&self, action: Action) -> bool {
-        matches!(action, Action::Crash(_) | Action::StandStill(_))
+        matches!(
+            action,
+            Action::Crash(_)
+                | Action::StandStill(_)
+                | Action::LoseStore(_)
+                | Action::LoseSlot
+                | Action::RecreateSlot
+        )
     }
 
     fn properties(&self) -> Vec<Property<State>> {
         vec![
             always(P12, |state| state.at_work().count() <= 1),
             always(P1_STORED, |state| {
-                let read = state.stored.catch_up.is_some();
-                read || state.slot.unwrap_or_default() <= state.stored.position
+                let streams = |relay: &Relay| matches!(relay.work, Work::Streams { .. });
+                let is_streamed = state.at_work().any(streams);
+                !is_streamed || state.slot.unwrap_or_default() <= state.stored.position
             }),
             always(P1_LOST, |state| {
-                let confirmed = state.slot.unwrap_or_default();
-                let offered = state.stored.catch_up.unwrap_or_default();
-                (offered..confirmed).all(|event| state.bus.contains(&event))
+                let has = |event: u16| state.bus.contains(&event);
+                let Stored { position, catch_up } = state.stored;
+                // Behind a slot that is ahead of the position, the table is read.
+                let slot = state.slot.unwrap_or(position).min(position);
+                (0..catch_up.map_or(slot, |rows| rows.next)).all(has)
             }),
             always(P2_FIRST, |state| {
                 first_arrivals(&state.bus)
@@ -321,6 +473,10 @@ impl Model for RelaysModel {
             in_the_end(END, |state| {
                 (0..EVENTS).all(|event| state.bus.contains(&event)) && state.slot == Some(EVENTS)
             }),
+            sometimes("a lost slot that was read behind", |state| {
+                let streams = |relay: &Relay| matches!(relay.work, Work::Streams { .. });
+                state.faults < 2 && state.has_read && state.relays.iter().any(streams)
+            }),
             sometimes("a redelivery", |state| has_repeats(&state.bus)),
             sometimes("a record that arrives late", |state| {
                 state.late.is_empty() && state.bus.windows(2).any(|pair| pair[0] > pair[1])
@@ -328,15 +484,196 @@ impl Model for RelaysModel {
             sometimes("a stand-by", |state| state.has_refused),
             sometimes("a hand-over to the slot", |state| {
                 let streams = |relay: &Relay| matches!(relay.work, Work::Streams { .. });
-                state.relays.iter().any(streams) && state.slot > Some(0)
+                state.has_read && state.at_work().any(streams) && state.slot > Some(0)
             }),
         ]
     }
 }
 
 impl State {
-    fn in_order(&self) -> u8 {
-        first_arrivals(&self.bus).len() as u8
+    fn in_order(&self) -> u16 {
+        first_arrivals(&self.bus).len() as u16
+    }
+}
+
+/// Follows what two relays did, which stream or read the table for a slot that was lost. Acks are
+/// followed as far as a relay stores what is acked.
+///
+/// # Errors
+///
+/// Fails with a text where the model does not allow a step.
+pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
+    let model = RelaysModel {
+        events: u16::MAX,
+        wrong: None,
+    };
+    let mut begins = model.begins().remove(0);
+    begins.slot = Some(0);
+    let mut places = Places::default();
+    let mut landed = BTreeSet::new();
+    let mut storing = [None; RELAYS];
+    Follower::new(model, begins).walk(steps, |at, step| {
+        // As many as there are.
+        at.state.faults = u16::MAX;
+        match step {
+            Step::Row { .. } | Step::Committed => {
+                let committed = places.commits(step).unwrap_or_default();
+                (0..committed).try_for_each(|_| at.take(Action::Commit))
+            }
+            Step::TurnTaken { relay } => at.take_turn(relay),
+            Step::Streams { relay } => at.take(Action::Stream(relay)),
+            Step::Reads { relay } if at.may(Action::GoOn(relay)) => at.take(Action::GoOn(relay)),
+            Step::SlotMade { relay, place } => {
+                expect(
+                    "where the slot begins",
+                    places.events(place),
+                    at.state.committed,
+                )?;
+                let made = relay.map_or(Action::RecreateSlot, Action::MakeSlot);
+                // It replaces one that begins behind WAL without events, which has no number here.
+                if !at.may(made) && at.may(Action::LoseSlot) {
+                    at.take(Action::LoseSlot)?;
+                }
+                at.take(made)
+            }
+            Step::SlotLost if at.may(Action::LoseSlot) => at.take(Action::LoseSlot),
+            Step::Landed { event } => {
+                landed.insert(event);
+                Ok(())
+            }
+            Step::StoreBegun { relay, progress } => {
+                storing[relay] = Some(progress);
+                match progress {
+                    Progress::Delivered(place) => {
+                        at.begin_store(relay, places.events(place), &landed)
+                    }
+                    Progress::Intended | Progress::Reading(_) | Progress::Finishing => Ok(()),
+                }
+            }
+            Step::StoreLost { relay } => match storing[relay].take() {
+                Some(_) if at.may(Action::LoseStore(relay)) => at.take(Action::LoseStore(relay)),
+                _ => Ok(()),
+            },
+            Step::Stored { relay } => {
+                let stored = storing[relay].take();
+                match stored {
+                    Some(Progress::Reading(_) | Progress::Finishing)
+                        if at.may(Action::SaveRead(relay)) =>
+                    {
+                        at.take(Action::SaveRead(relay))?;
+                    }
+                    Some(Progress::Delivered(_)) if at.may(Action::Store(relay)) => {
+                        at.take(Action::Store(relay))?;
+                    }
+                    Some(Progress::Delivered(_) | Progress::Intended) => {
+                        at.end_read(relay, &landed)?;
+                    }
+                    Some(Progress::Reading(_) | Progress::Finishing) | None => {}
+                }
+                let Some(Progress::Delivered(place) | Progress::Reading(place)) = stored else {
+                    return Ok(());
+                };
+                expect(
+                    "what is stored",
+                    places.events(place),
+                    at.state.stored.position,
+                )
+            }
+            Step::Confirmed { relay, place } => at.confirm(relay, places.events(place)),
+            Step::SessionEnded { relay } => at.end(relay),
+            Step::Killed { relay } if at.may(Action::Crash(relay)) => at.take(Action::Crash(relay)),
+            Step::Killed { relay } => {
+                at.state.relays[relay].made = None;
+                at.end(relay)
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+impl Follower<RelaysModel> {
+    /// Those that are at work meanwhile were cut off.
+    fn take_turn(&mut self, relay: usize) -> Result<(), String> {
+        self.end(relay)?;
+        for other in (0..RELAYS).filter(|other| *other != relay) {
+            let of = &self.state.relays[other];
+            if of.work != Work::StandsBy && !of.stood_still {
+                self.take(Action::StandStill(other))?;
+            }
+        }
+        match self.may(Action::TakeTurn(relay)) {
+            true => self.take(Action::TakeTurn(relay)),
+            false => Ok(()),
+        }
+    }
+
+    /// Events that are stored as delivered have landed.
+    fn deliver(&mut self, relay: usize, landed: &BTreeSet<u16>) -> Result<(), String> {
+        self.take(Action::Send(relay))?;
+        let sent = self.state.relays[relay].sent;
+        if sent.is_none_or(|event| !landed.contains(&event)) {
+            return Err(format!("{sent:?} is stored, and has not landed"));
+        }
+        self.take(Action::Ack(relay))
+    }
+
+    fn begin_store(
+        &mut self,
+        relay: usize,
+        position: u16,
+        landed: &BTreeSet<u16>,
+    ) -> Result<(), String> {
+        while let Work::Streams { delivered } = self.state.relays[relay].work {
+            if delivered < position {
+                self.deliver(relay, landed)?;
+                continue;
+            }
+            expect("what is stored", position, delivered)?;
+            // Without events, it is a place behind them.
+            return match position == self.state.stored.position {
+                true => Ok(()),
+                false => self.take(Action::BeginStore(relay)),
+            };
+        }
+        Ok(())
+    }
+
+    fn end_read(&mut self, relay: usize, landed: &BTreeSet<u16>) -> Result<(), String> {
+        loop {
+            match self.state.relays[relay].work {
+                // It read all before, and could not store that.
+                Work::StandsBy if self.may(Action::GoOn(relay)) => {
+                    self.take(Action::GoOn(relay))?;
+                }
+                Work::Made(_) => self.take(Action::SaveRead(relay))?,
+                Work::Reads(rows) if rows.next < rows.until => self.deliver(relay, landed)?,
+                Work::Reads(_) => return self.take(Action::EndRead(relay)),
+                Work::StandsBy | Work::Streams { .. } => return Ok(()),
+            }
+        }
+    }
+
+    /// A slot is confirmed up to the end of a transaction, and the position may be behind it.
+    fn confirm(&mut self, relay: usize, confirmed: u16) -> Result<(), String> {
+        if self.state.slot.is_none_or(|before| confirmed <= before) {
+            return Ok(());
+        }
+        if confirmed > self.state.stored.position {
+            return Err(format!("{confirmed} is confirmed, and not stored"));
+        }
+        self.take(Action::Confirm(relay))?;
+        self.state.slot = Some(confirmed);
+        Ok(())
+    }
+
+    fn end(&mut self, relay: usize) -> Result<(), String> {
+        if self.may(Action::StandStill(relay)) {
+            self.take(Action::StandStill(relay))?;
+        }
+        match self.state.relays[relay].stood_still {
+            true => self.take(Action::Notice(relay)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -348,7 +685,7 @@ const END: &str = "in the end all that is committed is delivered and confirmed";
 
 #[test]
 fn two_relays_keep_the_promises() {
-    holds("relays", &RelaysModel { wrong: None });
+    holds("relays", &RelaysModel::default());
 }
 
 #[test]
@@ -358,7 +695,13 @@ fn wrong_rules_of_two_relays_break_a_promise() {
         (Wrong::PositionReadBeforeTheLease, P1_STORED),
         (Wrong::StandstillNotNoticed, P1_STORED),
         (Wrong::SlotShared, P12),
+        (Wrong::SlotAheadOfTheStoreAccepted, P1_STORED),
+        (Wrong::StoredBehindTheNextRelay, P1_STORED),
     ] {
-        breaks(wrong, &RelaysModel { wrong: Some(wrong) }, property);
+        let model = RelaysModel {
+            wrong: Some(wrong),
+            ..RelaysModel::default()
+        };
+        breaks(wrong, &model, property);
     }
 }

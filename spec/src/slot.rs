@@ -7,32 +7,31 @@
 
 use std::cmp::Ordering;
 
-use crate::check::{Model, Property, always, breaks, holds, in_the_end, sometimes};
+use crate::check::{Model, Property, always, in_the_end, sometimes};
+#[cfg(test)]
+use crate::check::{breaks, holds};
+use crate::trace::{Follower, Place, Progress, Reached, Step, expect};
 use crate::world::{Lsn, Partial, Position, first_arrivals, has_repeats};
 
 /// The keys of the rows of each transaction, in the order of the rows.
 const ROWS: [&[usize]; 2] = [&[0, 1], &[0]];
 /// Of both transactions: three rows, two commits.
 const RECORDS: usize = 5;
-const KEYS: usize = 2;
+/// Also of what the model follows.
+const KEYS: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Event {
-    transaction: u8,
-    index: u8,
-}
-
-impl Event {
-    fn key(self) -> usize {
-        ROWS[usize::from(self.transaction)][usize::from(self.index)]
-    }
+    transaction: u16,
+    index: u16,
+    key: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Record {
     Row(Event),
     /// Of this transaction.
-    Commit(u8),
+    Commit(u16),
     /// Of another table.
     Other,
 }
@@ -57,7 +56,7 @@ struct Span {
     commit: Lsn,
     end: Option<Lsn>,
     /// Its events that are delivered.
-    before: u8,
+    before: u16,
     events: Vec<InFlight>,
 }
 
@@ -65,7 +64,7 @@ struct Span {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Stream {
     from: Lsn,
-    row: u8,
+    row: u16,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -92,7 +91,7 @@ struct State {
     stored: Position,
     relay: Option<Relay>,
     /// How many more may come.
-    faults: u8,
+    faults: u16,
     /// Whether an event was found in its topic after a crash.
     found: bool,
 }
@@ -112,7 +111,8 @@ enum Action {
     Crash,
     LoseConnection,
     RestartServer,
-    FailProducer,
+    FailProducer { unread: usize },
+    LoseStore,
 }
 
 /// A rule that is not the relay's, and the property that it breaks.
@@ -180,7 +180,7 @@ impl Relay {
                 .take_while(|event| event.flight == Flight::Acked);
             let acked = acked.count();
             span.events.drain(..acked);
-            span.before += acked as u8;
+            span.before += acked as u16;
             let Span {
                 commit,
                 before: index,
@@ -203,7 +203,57 @@ impl Relay {
 }
 
 impl State {
-    fn commits(&self) -> impl Iterator<Item = (Lsn, u8)> {
+    fn new(wal: Vec<Record>, relay: Option<Relay>) -> State {
+        State {
+            wal,
+            bus: Default::default(),
+            confirmed: 0,
+            flushed: 0,
+            stored: Position::default(),
+            relay,
+            faults: 1,
+            found: false,
+        }
+    }
+
+    fn longest_topic(&self) -> usize {
+        self.bus.iter().map(Vec::len).max().unwrap_or_default()
+    }
+
+    /// What is read back of each topic: the events that have no older one behind them.
+    fn tails(&self, unread: usize) -> [Vec<Event>; KEYS] {
+        std::array::from_fn(|key| {
+            let order = self.of_key(key);
+            let place = |event: &Event| order.iter().position(|other| other == event);
+            let mut oldest = None;
+            let tail = self.bus[key].iter().skip(unread).rev();
+            let counts = tail.filter(|event| {
+                let place = place(event);
+                let counts = oldest.is_none_or(|oldest| place <= oldest);
+                oldest = Some(oldest.map_or(place, |oldest| place.min(oldest)));
+                counts
+            });
+            counts.copied().collect()
+        })
+    }
+
+    /// The position that has as many transactions and events as a place.
+    fn position(&self, place: Place) -> Position {
+        let mut commits = self.commits().skip(usize::from(place.transactions));
+        let next = commits.next();
+        let whole = usize::from(place.transactions).checked_sub(1);
+        let last = whole.and_then(|whole| self.commits().nth(whole));
+        let partial = next.map(|(commit, _)| Partial {
+            commit,
+            index: place.events,
+        });
+        Position {
+            end: last.map_or(0, |(commit, _)| commit + 1),
+            partial: partial.filter(|partial| partial.index > 0),
+        }
+    }
+
+    fn commits(&self) -> impl Iterator<Item = (Lsn, u16)> {
         let commit = |(lsn, record): (usize, &Record)| match record {
             Record::Commit(transaction) => Some((lsn as Lsn, *transaction)),
             Record::Row(_) | Record::Other => None,
@@ -214,36 +264,48 @@ impl State {
     /// All committed events with the LSN of their commit, in the order of the commits.
     fn committed(&self) -> impl Iterator<Item = (Lsn, Event)> {
         self.commits().flat_map(|(commit, transaction)| {
-            let rows = 0..ROWS[usize::from(transaction)].len() as u8;
-            rows.map(move |index| (commit, Event { transaction, index }))
+            self.rows(transaction).map(move |event| (commit, event))
+        })
+    }
+
+    /// The rows of a transaction, in their order.
+    fn rows(&self, of: u16) -> impl Iterator<Item = Event> {
+        self.wal.iter().filter_map(move |record| match record {
+            Record::Row(event) if event.transaction == of => Some(*event),
+            Record::Row(_) | Record::Commit(_) | Record::Other => None,
         })
     }
 
     fn of_key(&self, key: usize) -> Vec<Event> {
-        let of_key = self.committed().filter(|(_, event)| event.key() == key);
+        let of_key = self.committed().filter(|(_, event)| event.key == key);
         of_key.map(|(_, event)| event).collect()
     }
 
     fn is_on_bus(&self, event: Event) -> bool {
-        self.bus[event.key()].contains(&event)
+        self.bus[event.key].contains(&event)
     }
 }
 
 /// All orders of the records of the transactions behind `begun`, also with a record of another
 /// table behind a commit.
 fn wals(begun: &Vec<Record>) -> Vec<Vec<Record>> {
-    let is_of = |record: &Record, transaction: u8| match record {
+    let is_of = |record: &Record, transaction: u16| match record {
         Record::Row(event) => event.transaction == transaction,
         Record::Commit(other) => *other == transaction,
         Record::Other => false,
     };
-    let next_of = |transaction: u8| {
+    let next_of = |transaction: u16| {
         let index = begun
             .iter()
             .filter(|record| is_of(record, transaction))
-            .count() as u8;
-        match usize::from(index).cmp(&ROWS[usize::from(transaction)].len()) {
-            Ordering::Less => Some(Record::Row(Event { transaction, index })),
+            .count() as u16;
+        let keys = ROWS[usize::from(transaction)];
+        match usize::from(index).cmp(&keys.len()) {
+            Ordering::Less => Some(Record::Row(Event {
+                transaction,
+                index,
+                key: keys[usize::from(index)],
+            })),
             Ordering::Equal => Some(Record::Commit(transaction)),
             Ordering::Greater => None,
         }
@@ -251,7 +313,7 @@ fn wals(begun: &Vec<Record>) -> Vec<Vec<Record>> {
     let is_behind_commit = matches!(begun.last(), Some(Record::Commit(_)));
     let is_next = is_behind_commit && !begun.contains(&Record::Other);
     let other = is_next.then_some(Record::Other);
-    let next: Vec<_> = (0..ROWS.len() as u8)
+    let next: Vec<_> = (0..ROWS.len() as u16)
         .filter_map(next_of)
         .chain(other)
         .collect();
@@ -289,7 +351,7 @@ impl SlotModel {
         }
         let partial = open.map(|span| Partial {
             commit: span.commit,
-            index: span.before + span.events.len() as u8,
+            index: span.before + span.events.len() as u16,
         });
         Position {
             end: relay.received(),
@@ -298,7 +360,7 @@ impl SlotModel {
     }
 
     /// The next transaction that the walsender has not sent.
-    fn next_commit(state: &State, relay: &Relay) -> Option<(Lsn, u8)> {
+    fn next_commit(state: &State, relay: &Relay) -> Option<(Lsn, u16)> {
         let from = relay.stream?.from;
         state.commits().find(|(commit, _)| *commit >= from)
     }
@@ -322,7 +384,7 @@ impl SlotModel {
         let (commit, transaction) = Self::next_commit(state, &relay)?;
         let mut stream = relay.stream?;
         let next = self.is(Wrong::FilterTakesTheNextTransaction);
-        let reached = Position::at(relay.received() + u8::from(next));
+        let reached = Position::at(relay.received() + u16::from(next));
         let is_next = |span: &Span| span.end.is_none() && span.commit == commit;
         let is_open = relay.spans.last().is_some_and(is_next);
         if !is_open && reached.covers(commit) {
@@ -334,7 +396,7 @@ impl SlotModel {
             return Some(());
         }
         if !is_open {
-            let more = u8::from(self.is(Wrong::PartialCountsOneTooMany));
+            let more = u16::from(self.is(Wrong::PartialCountsOneTooMany));
             let of = relay.delivered.delivered_of(commit);
             let before = if of > 0 { of + more } else { 0 };
             let events = Vec::new();
@@ -345,16 +407,16 @@ impl SlotModel {
                 events,
             });
         }
-        let span = relay.open()?;
         if stream.row == 0 {
-            stream.row = span.before + span.events.len() as u8;
+            let span = relay.open()?;
+            stream.row = span.before + span.events.len() as u16;
         }
-        if usize::from(stream.row) < ROWS[usize::from(transaction)].len() {
-            let index = stream.row;
-            self.take(state, &mut relay, Event { transaction, index });
+        let row = state.rows(transaction).nth(usize::from(stream.row));
+        if let Some(event) = row {
+            self.take(state, &mut relay, event);
             stream.row += 1;
         } else {
-            span.end = Some(commit + 1);
+            relay.open()?.end = Some(commit + 1);
             stream = Stream {
                 from: commit + 1,
                 row: 0,
@@ -368,7 +430,7 @@ impl SlotModel {
 
     /// An event is assembled: it is enqueued, unless its topic has it.
     fn take(&self, state: &mut State, relay: &mut Relay, event: Event) {
-        let key = event.key();
+        let key = event.key;
         let is_behind = !self.is(Wrong::FoundBehindOneThatIsPublishedAgain) && relay.published[key];
         let is_found = relay.tails[key].contains(&event) && !is_behind;
         state.found |= is_found;
@@ -400,7 +462,7 @@ impl SlotModel {
     }
 
     fn append(state: &mut State, relay: &mut Relay, key: usize) {
-        let mut next = relay.flights().filter(|next| next.event.key() == key);
+        let mut next = relay.flights().filter(|next| next.event.key == key);
         if let Some(next) = next.find(|next| next.flight == Flight::Enqueued) {
             next.flight = Flight::Appended;
             state.bus[key].push(next.event);
@@ -410,7 +472,7 @@ impl SlotModel {
     fn ack(&self, relay: &mut Relay, key: usize) {
         let mut acked = None;
         for (number, flying) in relay.flights().enumerate() {
-            let is_next = flying.event.key() == key && flying.flight == Flight::Appended;
+            let is_next = flying.event.key == key && flying.flight == Flight::Appended;
             if acked.is_none() && is_next {
                 flying.flight = Flight::Acked;
                 acked = Some(number);
@@ -438,18 +500,23 @@ impl SlotModel {
     }
 
     fn faults(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.faults == 0 {
+            return;
+        }
+        if state.flushed < state.confirmed {
+            actions.extend([Action::FlushSlot, Action::RestartServer]);
+        }
         let Some(relay) = &state.relay else { return };
-        if state.faults > 0 {
-            actions.push(Action::Crash);
-            if state.flushed < state.confirmed {
-                actions.push(Action::FlushSlot);
-            }
-            if relay.stream.is_some() {
-                actions.extend([Action::LoseConnection, Action::RestartServer]);
-            }
-            if !relay.spans.is_empty() {
-                actions.push(Action::FailProducer);
-            }
+        actions.push(Action::Crash);
+        if relay.stream.is_some() {
+            actions.push(Action::LoseConnection);
+        }
+        if relay.storing.is_some() {
+            actions.push(Action::LoseStore);
+        }
+        if !relay.spans.is_empty() {
+            let unread = 0..=state.longest_topic();
+            actions.extend(unread.map(|unread| Action::FailProducer { unread }));
         }
     }
 }
@@ -459,24 +526,15 @@ impl Model for SlotModel {
     type Action = Action;
 
     fn begins(&self) -> Vec<State> {
-        let state = |wal| State {
-            wal,
-            bus: Default::default(),
-            confirmed: 0,
-            flushed: 0,
-            stored: Position::default(),
-            relay: Some(Relay::at(Position::default())),
-            faults: 1,
-            found: false,
-        };
-        wals(&Vec::new()).into_iter().map(state).collect()
+        let begins = |wal| State::new(wal, Some(Relay::at(Position::default())));
+        wals(&Vec::new()).into_iter().map(begins).collect()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         self.faults(state, actions);
         let Some(relay) = &state.relay else {
-            let most = state.bus.iter().map(Vec::len).max().unwrap_or_default();
-            actions.extend((0..=most).map(|unread| Action::Start { unread }));
+            let unread = 0..=state.longest_topic();
+            actions.extend(unread.map(|unread| Action::Start { unread }));
             return;
         };
         match relay.stream {
@@ -489,7 +547,7 @@ impl Model for SlotModel {
         }
         for key in 0..KEYS {
             let flights = || relay.spans.iter().flat_map(|span| &span.events);
-            let is_any = |flight| flights().any(|of| of.event.key() == key && of.flight == flight);
+            let is_any = |flight| flights().any(|of| of.event.key == key && of.flight == flight);
             if is_any(Flight::Enqueued) {
                 actions.push(Action::Append(key));
             }
@@ -513,8 +571,7 @@ impl Model for SlotModel {
         let mut relay = taken.clone().unwrap_or_else(|| Relay::at(state.stored));
         match action {
             Action::Start { unread } => {
-                let tail = |topic: &Vec<Event>| topic.iter().skip(unread).copied().collect();
-                relay.tails = state.bus.each_ref().map(tail);
+                relay.tails = state.tails(unread);
                 state.relay = Some(relay);
                 return Some(state);
             }
@@ -547,11 +604,18 @@ impl Model for SlotModel {
                 relay.stream = None;
                 state.confirmed = state.flushed;
             }
-            Action::FailProducer => self.fail_producer(&mut relay),
+            Action::FailProducer { unread } => {
+                self.fail_producer(&mut relay);
+                relay.tails = state.tails(unread);
+            }
+            Action::LoseStore => relay.storing = None,
         }
         if matches!(
             action,
-            Action::LoseConnection | Action::RestartServer | Action::FailProducer
+            Action::LoseConnection
+                | Action::RestartServer
+                | Action::FailProducer { .. }
+                | Action::LoseStore
         ) {
             state.faults -= 1;
         }
@@ -565,7 +629,8 @@ impl Model for SlotModel {
             Action::Crash
                 | Action::LoseConnection
                 | Action::RestartServer
-                | Action::FailProducer
+                | Action::FailProducer { .. }
+                | Action::LoseStore
                 | Action::FlushSlot
         )
     }
@@ -614,17 +679,177 @@ impl Model for SlotModel {
             sometimes(
                 "commits in another order than their first rows",
                 |state: &State| {
-                    let commits: Vec<u8> = state.commits().map(|(_, of)| of).collect();
+                    let commits: Vec<u16> = state.commits().map(|(_, of)| of).collect();
                     state.wal.first()
                         == Some(&Record::Row(Event {
                             transaction: 0,
                             index: 0,
+                            key: 0,
                         }))
                         && commits.last() == Some(&0)
                         && commits.len() == ROWS.len()
                 },
             ),
         ]
+    }
+}
+
+/// Follows what one relay did that streams.
+///
+/// # Errors
+///
+/// Fails with a text where the model does not allow a step.
+pub fn follow_slot(steps: &[Step]) -> Result<Reached, String> {
+    let model = SlotModel { wrong: None };
+    let begins = State::new(Vec::new(), None);
+    let mut transaction = 0;
+    // Events by their numbers; positions that were stored.
+    let mut events: Vec<Event> = Vec::new();
+    let mut was_stored = vec![0];
+    Follower::new(model, begins).walk(steps, |at, step| {
+        // As many as there are.
+        at.state.faults = u16::MAX;
+        match step {
+            Step::Row { key } => {
+                let event = Event {
+                    transaction,
+                    index: at.state.rows(transaction).count() as u16,
+                    key: usize::from(key),
+                };
+                events.push(event);
+                at.state.wal.push(Record::Row(event));
+                Ok(())
+            }
+            Step::Committed => {
+                at.state.wal.push(Record::Commit(transaction));
+                transaction += 1;
+                Ok(())
+            }
+            Step::ProducerBegun {
+                place,
+                reads_topics,
+                ..
+            } => at.begin(place, reads_topics),
+            Step::Streams { .. } => at.take(Action::Connect),
+            Step::Enqueued { event, .. } => at.enqueue(events[usize::from(event)]),
+            Step::Landed { event } => {
+                let event = events[usize::from(event)];
+                at.take(Action::Append(event.key))?;
+                let landed = at.state.bus[event.key].last().copied();
+                expect("what landed", Some(event), landed)
+            }
+            Step::StoreBegun {
+                progress: Progress::Delivered(place),
+                ..
+            } => at.begin_store(place),
+            Step::Stored { .. } if at.is_storing() => {
+                at.take(Action::Store)?;
+                was_stored.push(at.state.stored.end);
+                Ok(())
+            }
+            Step::StoreLost { .. } if at.is_storing() => at.take(Action::LoseStore),
+            Step::Confirmed { place, .. } => {
+                let confirmed = at.state.position(place).end;
+                at.confirm(confirmed, was_stored.contains(&confirmed))
+            }
+            Step::SlotFlushed if at.may(Action::FlushSlot) => at.take(Action::FlushSlot),
+            Step::ServerCrashed if at.may(Action::RestartServer) => at.take(Action::RestartServer),
+            Step::ServerCrashed | Step::SessionEnded { .. } if at.may(Action::LoseConnection) => {
+                at.take(Action::LoseConnection)
+            }
+            Step::Killed { .. } if at.state.relay.is_some() => at.take(Action::Crash),
+            _ => Ok(()),
+        }
+    })
+}
+
+impl Follower<SlotModel> {
+    fn is_storing(&self) -> bool {
+        let relay = self.state.relay.as_ref();
+        relay.is_some_and(|relay| relay.storing.is_some())
+    }
+
+    /// A process begins behind what is stored, and one that goes on behind what it delivered.
+    fn begin(&mut self, place: Place, reads_topics: bool) -> Result<(), String> {
+        let unread = match reads_topics {
+            true => 0,
+            false => self.state.longest_topic(),
+        };
+        if self.state.relay.is_none() {
+            self.take(Action::Start { unread })?;
+        } else {
+            self.deliver(place)?;
+            if self.may(Action::FailProducer { unread }) {
+                self.take(Action::FailProducer { unread })?;
+            }
+        }
+        let begins = self.state.relay.as_ref().map(|relay| relay.delivered);
+        expect("where it begins", Some(self.state.position(place)), begins)
+    }
+
+    /// The relay receives up to this event, and enqueues it.
+    fn enqueue(&mut self, event: Event) -> Result<(), String> {
+        let next = |state: &State| {
+            let relay = state.relay.as_ref()?;
+            let last = relay.spans.last()?.events.last()?;
+            Some(last.event).filter(|_| last.flight == Flight::Enqueued)
+        };
+        let before = next(&self.state);
+        loop {
+            self.take(Action::Receive)?;
+            let enqueued = next(&self.state);
+            if enqueued.is_some() && enqueued != before {
+                return expect("what is enqueued", Some(event), enqueued);
+            }
+        }
+    }
+
+    /// The acks up to a place have come, and the ends of transactions.
+    fn deliver(&mut self, place: Place) -> Result<(), String> {
+        let position = self.state.position(place);
+        while let Some(relay) = &self.state.relay
+            && relay.delivered != position
+        {
+            let flights = |span: &Span| {
+                let commit = span.commit;
+                let numbered = (span.before..).zip(span.events.clone());
+                numbered.map(move |(index, flying)| (commit, index, flying))
+            };
+            let spans = relay.spans.iter();
+            let next = spans.flat_map(flights).find(|(commit, index, flying)| {
+                position.has(*commit, *index) && flying.flight != Flight::Acked
+            });
+            match next {
+                Some((_, _, flying)) => {
+                    expect("what is stored", flying.flight, Flight::Appended)?;
+                    self.take(Action::Ack(flying.event.key))?;
+                }
+                None => self.take(Action::Receive)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_store(&mut self, place: Place) -> Result<(), String> {
+        self.deliver(place)?;
+        // Keepalives are not followed: a position behind them is that of the transaction before.
+        if self.state.position(place) == self.state.stored {
+            return Ok(());
+        }
+        self.take(Action::BeginStore)
+    }
+
+    /// An update of the status may tell of an earlier store.
+    fn confirm(&mut self, confirmed: Lsn, was_stored: bool) -> Result<(), String> {
+        if confirmed <= self.state.confirmed {
+            return Ok(());
+        }
+        if !was_stored {
+            return Err(format!("{confirmed} is confirmed, and was never stored"));
+        }
+        self.take(Action::Confirm)?;
+        self.state.confirmed = confirmed;
+        Ok(())
     }
 }
 

@@ -149,7 +149,7 @@ enum Action {
     Crash,
     LoseSlot,
     RecreateSlot,
-    Promote { lost: u8, lag: Lag },
+    Promote { lost: Lsn, lag: Lag },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -546,7 +546,7 @@ impl TableModel {
     }
 
     /// A standby is promoted that does not have the last commits; their ids are used again.
-    fn promote(state: &mut State, lost: u8, lag: Lag) {
+    fn promote(state: &mut State, lost: Lsn, lag: Lag) {
         for xid in state.log.split_off(usize::from(state.end() - lost)) {
             state.transactions[usize::from(xid)].ended = Ended::Aborted;
         }

@@ -1,14 +1,14 @@
 //! What the models share: LSNs, positions, snapshots, and the order of arrivals.
 
 /// The number of records of the WAL before a place.
-pub(crate) type Lsn = u8;
+pub(crate) type Lsn = u16;
 
 /// The delivered part of one transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Partial {
     /// Where its commit record starts.
     pub(crate) commit: Lsn,
-    pub(crate) index: u8,
+    pub(crate) index: u16,
 }
 
 /// How far the relay has delivered: a commit end LSN, and the number of delivered events of the
@@ -31,13 +31,13 @@ impl Position {
     }
 
     /// How many events of the transaction are delivered, which is not covered.
-    pub(crate) fn delivered_of(self, commit: Lsn) -> u8 {
+    pub(crate) fn delivered_of(self, commit: Lsn) -> u16 {
         let of = self.partial.filter(|partial| partial.commit == commit);
         of.map_or(0, |partial| partial.index)
     }
 
     /// Whether the event with this place is delivered.
-    pub(crate) fn has(self, commit: Lsn, index: u8) -> bool {
+    pub(crate) fn has(self, commit: Lsn, index: u16) -> bool {
         self.covers(commit) || index < self.delivered_of(commit)
     }
 }

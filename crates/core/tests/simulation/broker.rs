@@ -12,6 +12,7 @@ use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
+use super::journal::Journal;
 use super::world::epoch;
 
 const PARTITIONS: usize = 3;
@@ -87,11 +88,14 @@ pub(super) struct Broker {
     arriving: VecDeque<Arriving>,
     /// Copies that landed after another relay had the turn, by partition and place there.
     late: BTreeSet<(usize, usize)>,
+    pub(super) journal: Journal,
 }
 
 /// What a relay's producer has.
 #[derive(Debug, Default)]
 pub(super) struct Client {
+    /// The number of the relay.
+    relay: usize,
     queues: [VecDeque<Queued>; PARTITIONS],
     /// The record that was sent apart from others.
     apart: Option<Ticket>,
@@ -273,7 +277,8 @@ impl Broker {
             Some(_) => Client::with_lanes(),
             None => Client::default(),
         };
-        self.others = (1..relays).map(|_| client()).collect();
+        let others = (1..relays).map(|relay| Client { relay, ..client() });
+        self.others = others.collect();
         self
     }
 
@@ -360,6 +365,8 @@ impl Broker {
     ) {
         if is_letter {
             self.letters.insert(event);
+        } else {
+            self.journal.landed(event);
         }
         let partition = usize::from(event.0) % PARTITIONS;
         if self.own.is_stale {
@@ -643,10 +650,12 @@ impl Broker {
     pub(super) fn producer_killed(&mut self, random: &mut fastrand::Rng) {
         let is_stale = self.own.is_stale;
         let before = self.log.each_ref().map(Vec::len);
+        let recorded = self.journal.steps.len();
         self.producer_gone(random);
         if self.others.is_empty() || self.committed.is_some() {
             return;
         }
+        self.journal.steps.truncate(recorded);
         for (partition, before) in before.into_iter().enumerate() {
             let landed = self.log[partition].split_off(before);
             self.late
@@ -682,6 +691,10 @@ impl Sink for Producer {
         if let Some(bus) = &mut broker.own.lanes {
             let taken = bus.lanes.enqueue(record, ticket);
             broker.full += u64::from(taken.is_err());
+            if taken.is_ok() && record.topic != LETTERS {
+                let relay = broker.own.relay;
+                broker.journal.enqueued(relay, logged(record));
+            }
             return taken;
         }
         let queued = Queued::of(Arc::new(OwnedRecord::of(record)), ticket);
@@ -701,6 +714,10 @@ impl Sink for Producer {
         }
         // Of an earlier ledger, which counted tickets by itself.
         broker.own.apart.take_if(|apart| *apart == ticket);
+        if !queued.is_letter {
+            let relay = broker.own.relay;
+            broker.journal.enqueued(relay, event);
+        }
         broker.own.queues[usize::from(event.0) % PARTITIONS].push_back(queued);
         Ok(())
     }

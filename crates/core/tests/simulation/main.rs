@@ -15,6 +15,7 @@
 )]
 
 mod broker;
+mod journal;
 mod parked;
 mod pgoutput;
 mod plan;
@@ -27,12 +28,13 @@ mod turns;
 mod upkeep;
 mod world;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic::AssertUnwindSafe;
 use std::sync::Once;
 
 use plan::{Bus, Fault, Faults, Mode, Path, Plan, Promise, Reached};
 use walrelay_core::config::OnError;
+use walrelay_spec::trace;
 use world::World;
 
 /// Schedules tried in a plain run.
@@ -40,7 +42,7 @@ const RUNS: u64 = 1_000;
 /// Steps of one schedule before the faults stop and everything has to settle.
 const STEPS: usize = 400;
 
-type Check = fn(&World);
+type Check<'a> = &'a dyn Fn(&World);
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
@@ -51,7 +53,7 @@ fn explore(
     name: &str,
     runs: u64,
     plan: impl Fn(u64) -> (Mode, Faults),
-    check: Check,
+    check: Check<'_>,
     mut take: impl FnMut(Mode, &Reached),
 ) {
     let asked = number("WALRELAY_SIMULATION_RUNS");
@@ -87,7 +89,7 @@ thread_local! {
 }
 
 /// Runs a schedule. The error is the panic, and the last steps.
-fn run(plan: &Plan, check: Check) -> Result<Reached, String> {
+fn run(plan: &Plan, check: Check<'_>) -> Result<Reached, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
@@ -117,7 +119,7 @@ fn run(plan: &Plan, check: Check) -> Result<Reached, String> {
 }
 
 /// Says how to repeat a failure, with as few kinds of faults and steps as it takes.
-fn fail(name: &str, plan: &Plan, check: Check) -> ! {
+fn fail(name: &str, plan: &Plan, check: Check<'_>) -> ! {
     let small = plan.shrunk(|plan| run(plan, check).is_err());
     let what = run(&small, check).expect_err("it fails each time");
     let Plan {
@@ -135,7 +137,7 @@ fn fail(name: &str, plan: &Plan, check: Check) -> ! {
 /// The same, and each of `paths` is taken.
 fn explore_reaching(name: &str, plan: impl Fn(u64) -> (Mode, Faults), paths: &[Path]) {
     let mut sum = Reached::default();
-    explore(name, RUNS, plan, |_| {}, |_, reached| sum.add(reached));
+    explore(name, RUNS, plan, &|_| {}, |_, reached| sum.add(reached));
     let lacks = sum.lacks(paths);
     let is_enough = lacks.is_empty() || !is_thorough(RUNS);
     assert!(is_enough, "{name} never reached {lacks:?}: {sum:?}");
@@ -143,7 +145,7 @@ fn explore_reaching(name: &str, plan: impl Fn(u64) -> (Mode, Faults), paths: &[P
 
 /// The same, and no event is there twice.
 fn explore_without_duplicates(name: &str, plan: impl Fn(u64) -> (Mode, Faults)) {
-    explore(name, RUNS, plan, has_no_duplicates, |_, _| {});
+    explore(name, RUNS, plan, &has_no_duplicates, |_, _| {});
 }
 
 fn has_no_duplicates(world: &World) {
@@ -471,6 +473,99 @@ fn a_relay_that_takes_over_fences_the_other_and_every_event_is_seen_once() {
     explore_reaching("two relays, transactions", plan, &paths);
 }
 
+/// Schedules that models follow.
+const FOLLOWED: u64 = 300;
+
+/// A model follows what is recorded of each schedule, and each of `paths` is in one of them.
+fn explore_following(
+    name: &str,
+    plan: impl Fn(u64) -> (Mode, Faults),
+    follow: impl Fn(&[trace::Step]) -> Result<trace::Reached, String>,
+    paths: &[&str],
+) {
+    let sum = RefCell::new(trace::Reached::new());
+    let check = |world: &World| match follow(&world.steps()) {
+        Ok(reached) => sum.borrow_mut().extend(reached),
+        Err(error) => panic!("{error}"),
+    };
+    explore(name, FOLLOWED, plan, &check, |_, _| {});
+    let sum = sum.borrow();
+    let lacking: Vec<_> = paths.iter().filter(|path| !sum.contains(*path)).collect();
+    let is_enough = lacking.is_empty() || !is_thorough(FOLLOWED);
+    assert!(is_enough, "no recorded path has {lacking:?}: {sum:?}");
+}
+
+#[test]
+fn the_model_of_a_slot_follows_a_relay_that_streams() {
+    let faults = Faults::of(&[
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::DeliveryFailure,
+        Fault::RelayKill,
+        Fault::SlotActive,
+        Fault::Stop,
+    ]);
+    // Topics that cannot be read are not in the model.
+    let plan = |seed: u64| match seed.is_multiple_of(2) {
+        true => (GAPLESS, faults.with(Fault::BrokerDown)),
+        false => (GAPLESS.that_reads_tails(), faults.clone()),
+    };
+    let paths = [
+        "a redelivery",
+        "a position inside a transaction",
+        "an event found in its topic",
+    ];
+    explore_following("slot", plan, trace::follow_slot, &paths);
+}
+
+#[test]
+fn the_model_of_two_relays_follows_them_from_table_to_slot() {
+    let faults = Faults::of(&[
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::DeliveryFailure,
+        Fault::RelayKill,
+        Fault::BrokerDown,
+        Fault::SlotActive,
+        Fault::SlotLost,
+        Fault::StoodStill,
+    ]);
+    let plan = |seed: u64| {
+        let bus = match seed.is_multiple_of(2) {
+            true => Bus::Gapless,
+            false => Bus::Lanes,
+        };
+        let mode = Mode::new(bus, OnError::Stop).with_relays(2);
+        (mode, faults.clone())
+    };
+    let paths = ["a hand-over to the slot", "a stand-by"];
+    explore_following("relays", plan, trace::follow_relays, &paths);
+}
+
+#[test]
+fn the_model_of_exactly_once_follows_two_relays() {
+    let faults = Faults::of(&[
+        Fault::Disconnect,
+        Fault::ServerCrash,
+        Fault::DeliveryFailure,
+        Fault::RelayKill,
+        Fault::BrokerDown,
+        Fault::SlotActive,
+        Fault::StoodStill,
+    ]);
+    let mode = TRANSACTIONAL.with_relays(2);
+    let paths = [
+        "a fence of an open transaction",
+        "a redelivery of an aborted record",
+    ];
+    explore_following(
+        "once",
+        |_| (mode, faults.clone()),
+        trace::follow_once,
+        &paths,
+    );
+}
+
 #[test]
 fn a_schedule_is_its_seed() {
     for mode in Mode::ALL {
@@ -506,7 +601,7 @@ fn each_promise_is_at_stake_under_each_kind_of_fault_in_each_mode() {
         }
     };
     let mut by_mode = Mode::ALL.map(|mode| (mode, Reached::default()));
-    explore("campaign", RUNS * modes, plan, check, |mode, reached| {
+    explore("campaign", RUNS * modes, plan, &check, |mode, reached| {
         let mut sums = by_mode.iter_mut();
         let (_, sum) = sums.find(|(other, _)| *other == mode).unwrap();
         sum.add(reached);

@@ -18,6 +18,7 @@ use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason}
 use walrelay_core::stream_record::StreamRecord;
 use walrelay_core::table_read::TableRead;
 use walrelay_core::watch::{RequeueDetector, RetentionLimit, Verdict};
+use walrelay_spec::trace::Step;
 
 use super::broker::{Producer, Shared};
 use super::plan::{Fault, Path};
@@ -216,13 +217,21 @@ impl World {
         let version = self.server.seen().publication_version;
         self.relay.reading = Some(Reading::new(publisher, start, delivered, version));
         self.server.own();
+        self.note(Step::Reads {
+            relay: self.relay.number,
+        });
         self.opened();
         self.reached.count(Path::TableRead, 1);
         Ok(())
     }
 
     fn open_stream(&mut self) -> Result<(), Error> {
+        let was_reading = self.stored.catch_up.is_some();
         self.stored = self.stream_start();
+        if was_reading {
+            self.note_store(&self.stored);
+            self.note_end_of_store(self.relay.number, true);
+        }
         self.relay.process.left.stored(self.stored.clone());
         if self.relay.process.left.turn.is_past() {
             let was_running = self.relay.pipeline.is_some();
@@ -233,11 +242,13 @@ impl World {
                 return Err(Error::new(Kind::SlotActive, "another relay was at work"));
             }
         }
-        if self.relay.pipeline.is_none() {
+        let begins = self.relay.pipeline.is_none();
+        if begins {
             self.relay.pipeline = Some(self.next_pipeline());
         }
         self.server.connect();
         self.expect_again();
+        self.note_stream(begins);
         let pipeline = self.relay.pipeline.as_mut().unwrap();
         let is_inside = pipeline.publisher.ledger.received().partial.is_some();
         pipeline.reconnected();
@@ -353,8 +364,12 @@ impl World {
             }
         }
         if pipeline.is_synchronous() {
-            self.server.status(pipeline.confirmable());
+            let confirmed = pipeline.confirmable();
+            self.send_status(confirmed);
         }
+        let Some(pipeline) = &mut self.relay.pipeline else {
+            return;
+        };
         if let Err(error) = pipeline.look_at_held_commits(self.now) {
             self.reached.count(Path::StreamLeft, 1);
             self.interrupted(error);
@@ -456,6 +471,7 @@ impl World {
             return;
         }
         self.server.lose_slot(false, &mut self.random);
+        self.note(Step::SlotLost);
         self.relay.process.sessions.slot_dropped();
         self.reached.count(Path::SlotDropped, 1);
     }
@@ -466,6 +482,9 @@ impl World {
         self.server.disconnect();
         self.end_pass();
         self.end_store();
+        self.note(Step::SessionEnded {
+            relay: self.relay.number,
+        });
         let open = self.relay.process.open.take();
         let since = open.as_ref().map_or(self.now, |it| it.since);
         let lasted = self.now - since;
@@ -483,9 +502,13 @@ impl World {
 
     /// A store that nobody waits for any more may have happened.
     pub(super) fn end_store(&mut self) {
-        if let Some(stored) = self.relay.storing.take().filter(|_| self.random.bool()) {
-            self.stored = stored;
-            self.broker.lock().unwrap().commit();
+        if let Some(stored) = self.relay.storing.take() {
+            let happens = self.random.bool();
+            if happens {
+                self.stored = stored;
+                self.broker.lock().unwrap().commit();
+            }
+            self.note_end_of_store(self.relay.number, happens);
         }
     }
 
@@ -525,6 +548,8 @@ impl World {
         if self.random.bool() && matches!(read.must_store(), Ok(true)) {
             self.stored = read.stored.clone();
             self.broker.lock().unwrap().commit();
+            self.note_store(&read.stored);
+            self.note_end_of_store(self.relay.number, true);
             self.relay.process.left.stored(read.stored.clone());
             read.was_stored();
         }
@@ -601,6 +626,9 @@ impl World {
             .producer_killed(&mut self.random);
         self.server.disconnect();
         self.end_pass();
+        self.note(Step::Killed {
+            relay: self.relay.number,
+        });
         self.relay.process = Process::of(self.random.u64(..).to_string());
         self.relay.upkeep.memory = RetryMemory::default();
     }

@@ -178,7 +178,9 @@ impl World {
             }
             Stage::MakeSlot => {
                 let (begins, snapshot) = self.server.make_slot(&mut self.random);
-                read.slot_made(begins, snapshot);
+                self.note_slot(Some(self.relay.number));
+                let reading = self.relay.reading.as_mut().unwrap();
+                reading.read.slot_made(begins, snapshot);
                 reading.stage = Stage::CatchUp;
                 return self.save();
             }
@@ -334,6 +336,7 @@ impl World {
     fn save(&mut self) -> Result<(), Error> {
         let read = &self.relay.reading.as_ref().unwrap().read;
         if read.must_store()? {
+            self.note_store(&read.stored);
             self.relay.storing = Some(read.stored.clone());
         }
         Ok(())

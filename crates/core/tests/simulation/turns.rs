@@ -9,6 +9,7 @@ use walrelay_core::error::{Error, Kind};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::stored::Stored;
 use walrelay_core::turn::bearable;
+use walrelay_spec::trace::Step;
 
 use super::broker::Producer;
 use super::plan::{Fault, Path};
@@ -23,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// A relay: its process, and what the session has that is open.
 pub(super) struct Relay {
     /// Its number for the server.
-    number: usize,
+    pub(super) number: usize,
     pub(super) process: Process,
     /// What it streams into.
     pub(super) pipeline: Option<Pipeline<Producer>>,
@@ -184,20 +185,11 @@ impl World {
 
     /// The relay that acts has the slot or the lease, and reads what is stored.
     pub(super) fn take_turn(&mut self) {
-        let mut broker = self.broker.lock().unwrap();
         // What was under way has happened by now, or never will.
-        for (at, other) in self.others.iter_mut().enumerate() {
-            if let Some(stored) = other.storing.take().filter(|_| self.random.bool()) {
-                self.reached.count(Path::StoredLate, 1);
-                self.stored = stored;
-                broker.switch_to(at);
-                broker.commit();
-                broker.switch_to(at);
-            }
-            if let Some(tables) = &mut self.tables {
-                other.upkeep.end(tables, &mut broker, &mut self.random);
-            }
+        for at in 0..self.others.len() {
+            self.end_store_of_other(at);
         }
+        let mut broker = self.broker.lock().unwrap();
         let took_over = broker.own.is_stale;
         let was_fenced = broker.take_turn();
         self.reached.count(Path::Fenced, u64::from(was_fenced));
@@ -209,6 +201,32 @@ impl World {
             left.stored(stored.clone());
         }
         self.reached.count(Path::TookOver, u64::from(took_over));
+        self.note(Step::TurnTaken {
+            relay: self.relay.number,
+        });
+    }
+
+    /// What another relay was writing is written, or is not.
+    fn end_store_of_other(&mut self, at: usize) {
+        let other = &mut self.others[at];
+        if let Some(stored) = other.storing.take() {
+            let happens = self.random.bool();
+            if happens {
+                self.reached.count(Path::StoredLate, 1);
+                self.stored = stored;
+                let mut broker = self.broker.lock().unwrap();
+                broker.switch_to(at);
+                broker.commit();
+                broker.switch_to(at);
+            }
+            let number = other.number;
+            self.note_end_of_store(number, happens);
+        }
+        let other = &mut self.others[at];
+        if let Some(tables) = &mut self.tables {
+            let mut broker = self.broker.lock().unwrap();
+            other.upkeep.end(tables, &mut broker, &mut self.random);
+        }
     }
 
     /// A stand-by sees who has the slot or the lease.

@@ -23,6 +23,7 @@ use walrelay_core::sessions::Ended;
 use walrelay_core::sink::Delivery;
 use walrelay_core::stored::Stored;
 use walrelay_core::stream_record::PairUse;
+use walrelay_spec::trace::Step;
 
 use super::broker::{Broker, LETTERS, Logged, Producer, Shared};
 use super::parked::Tables;
@@ -354,7 +355,10 @@ impl World {
         match self.random.u32(0..100) {
             0..12 => self.write(),
             12..16 => self.server.write_elsewhere(&mut self.random),
-            16..18 => self.server.checkpoint(),
+            16..18 => {
+                self.server.checkpoint();
+                self.note(Step::SlotFlushed);
+            }
             18..55 => {
                 self.receive();
                 return ("receive", None);
@@ -381,6 +385,7 @@ impl World {
                 let before = self.server.confirmed;
                 let away = Duration::from_millis(self.random.u64(0..3_000));
                 self.server.crash(self.now + away, &mut self.random);
+                self.note(Step::ServerCrashed);
                 self.lose_connections();
                 let went_back = self.server.confirmed < before;
                 self.reached.count(Path::SlotWentBack, u64::from(went_back));
@@ -456,6 +461,10 @@ impl World {
             Some(Fault::SlotLost) => {
                 let is_made_again = self.random.bool();
                 self.server.lose_slot(is_made_again, &mut self.random);
+                self.note(Step::SlotLost);
+                if is_made_again {
+                    self.note_slot(None);
+                }
                 self.lose_connections();
                 ("slot lost", chosen)
             }
@@ -496,6 +505,7 @@ impl World {
     fn write(&mut self) {
         let before = self.server.log.len();
         self.server.write(&mut self.random);
+        self.note_commits();
         let mut broker = self.broker.lock().unwrap();
         for event in self.server.log[before..].iter().flat_map(|it| &it.events) {
             match self.random.u8(0..20) {
@@ -707,6 +717,7 @@ impl World {
             if let Some(stored) = self.relay.storing.take() {
                 self.stored = stored.clone();
                 self.broker.lock().unwrap().commit();
+                self.note_end_of_store(self.relay.number, true);
                 self.reached.count(Path::Snapshot, 1);
                 self.saved(stored);
             }
@@ -730,6 +741,8 @@ impl World {
             );
             broker.commit();
             pipeline.stored(position);
+            drop(broker);
+            self.note_end_of_store(self.relay.number, true);
             return;
         }
         let record = self.relay.process.record().unwrap();
@@ -753,7 +766,9 @@ impl World {
         let pipeline = self.relay.pipeline.as_mut().unwrap();
         let published = pipeline.storing(position);
         let record = self.relay.process.record().unwrap();
-        self.relay.storing = Some(record.at(position, published));
+        let stored = record.at(position, published);
+        self.note_store(&stored);
+        self.relay.storing = Some(stored);
     }
 
     /// A pair is taken, or the catalogs are looked at.
@@ -832,7 +847,19 @@ impl World {
             confirmed <= stored.end_lsn,
             "P1: confirmed {confirmed} past stored {stored}"
         );
+        self.send_status(confirmed);
+    }
+
+    pub(super) fn send_status(&mut self, confirmed: Lsn) {
+        let before = self.server.confirmed;
         self.server.status(confirmed);
+        if self.server.confirmed > before {
+            let relay = self.relay.number;
+            self.note_place(Position::at(confirmed), |place| Step::Confirmed {
+                relay,
+                place,
+            });
+        }
     }
 }
 
