@@ -547,7 +547,7 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
                     Progress::Delivered(place) => {
                         at.begin_store(relay, places.events(place), &landed)
                     }
-                    Progress::Intended | Progress::Reading(_) | Progress::Finishing => Ok(()),
+                    Progress::Intended | Progress::Reading(_) | Progress::WithoutSlot => Ok(()),
                 }
             }
             Step::StoreLost { relay } => match storing[relay].take() {
@@ -557,7 +557,7 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
             Step::Stored { relay } => {
                 let stored = storing[relay].take();
                 match stored {
-                    Some(Progress::Reading(_) | Progress::Finishing)
+                    Some(Progress::Reading(_) | Progress::WithoutSlot)
                         if at.may(Action::SaveRead(relay)) =>
                     {
                         at.take(Action::SaveRead(relay))?;
@@ -568,7 +568,7 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
                     Some(Progress::Delivered(_) | Progress::Intended) => {
                         at.end_read(relay, &landed)?;
                     }
-                    Some(Progress::Reading(_) | Progress::Finishing) | None => {}
+                    Some(Progress::Reading(_) | Progress::WithoutSlot) | None => {}
                 }
                 let Some(Progress::Delivered(place) | Progress::Reading(place)) = stored else {
                     return Ok(());

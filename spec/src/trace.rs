@@ -38,8 +38,9 @@ pub enum Progress {
     Intended,
     /// The slot begins at this place, and rows before it are read from the table.
     Reading(Place),
-    /// Rows are read from the table up to where a slot began that is lost.
-    Finishing,
+    /// Rows are read from the table, or were, and no slot has a place for that: its slot is lost,
+    /// or the table is polled.
+    WithoutSlot,
 }
 
 /// One thing that happened. Relays have numbers from 0 on.

@@ -1,4 +1,4 @@
-//! What is recorded of a schedule. The models of `spec/` follow it, see `models.rs`.
+//! What is recorded of a schedule. The models of `spec/` follow it: see `main.rs`.
 
 use std::collections::HashMap;
 
@@ -97,10 +97,10 @@ impl World {
         self.note_place(stored.position, |place| Step::StoreBegun {
             relay,
             progress: match until {
-                None => Progress::Delivered(place),
                 Some(false) => Progress::Intended,
-                Some(true) if has_slot => Progress::Reading(place),
-                Some(true) => Progress::Finishing,
+                _ if !has_slot => Progress::WithoutSlot,
+                Some(true) => Progress::Reading(place),
+                None => Progress::Delivered(place),
             },
         });
     }

@@ -201,6 +201,7 @@ fn what_no_slot_sends_is_read_from_the_table() {
         Path::ReadFinished,
         Path::KilledAtTheTable,
         Path::LeftOut,
+        Path::StoppedAtTable,
         Path::Polled,
         Path::HandedOver,
         Path::SlotDropped,

@@ -238,6 +238,12 @@ impl Mode {
         }
     }
 
+    /// Whether a relay may end while it reads the table, and what it knew is forgotten: see
+    /// [`Mode::meets`].
+    pub(super) fn may_end_at_table(&self) -> bool {
+        !self.parks() || self.has_pending
+    }
+
     /// Whether a topic may refuse all. Nothing tells which events were skipped for that.
     pub(super) fn has_topic_refusals(&self) -> bool {
         self.bus != Bus::Lanes && matches!(self.on_error, OnError::Stop | OnError::DeadLetter)
@@ -413,8 +419,9 @@ pub(super) enum Path {
     /// The relay noticed that commits wait for it; it left the stream for that.
     CommitsWait,
     StreamLeft,
-    /// A relay that was told to stop left nothing over.
+    /// A relay that was told to stop left nothing over; at the table, stored how far it was.
     StoppedWell,
+    StoppedAtTable,
     /// Rows that were set to pending again were published again.
     RequeuedRead,
 }

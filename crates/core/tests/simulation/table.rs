@@ -333,7 +333,7 @@ impl World {
     }
 
     /// A store of progress begins.
-    fn save(&mut self) -> Result<(), Error> {
+    pub(super) fn save(&mut self) -> Result<(), Error> {
         let read = &self.relay.reading.as_ref().unwrap().read;
         if read.must_store()? {
             self.note_store(&read.stored);

@@ -493,11 +493,12 @@ impl World {
                 let has_left_out = self.server.alter_publication(&mut self.random);
                 ("publication altered", chosen.filter(|_| has_left_out))
             }
-            Some(_) => {
+            Some(Fault::BrokerDown) => {
                 let mut broker = self.broker.lock().unwrap();
                 broker.down = !broker.down;
                 ("broker down or up", None)
             }
+            Some(fault) => panic!("{fault:?} has no outage"),
             None => ("nothing", None),
         }
     }
@@ -810,9 +811,16 @@ impl World {
         }
     }
 
-    /// A relay that streams is told to stop: it takes in no more, waits for acks for a while, and
-    /// ends. Whether one streamed.
+    /// A relay that is at work is told to stop: it takes in no more, waits for acks for a while, and
+    /// ends. Whether one was.
     fn stop(&mut self) -> bool {
+        if self.is_open() && self.relay.reading.is_some() {
+            let may_end = self.mode.may_end_at_table();
+            if may_end {
+                self.stop_at_table();
+            }
+            return may_end;
+        }
         let is_streaming = |world: &World| {
             world.is_open() && world.relay.reading.is_none() && world.server.is_connected()
         };
@@ -835,6 +843,31 @@ impl World {
         }
         self.kill();
         true
+    }
+
+    /// The relay at the table is told to stop: it waits for acks for a while, stores how far it is
+    /// in a scan, and ends.
+    fn stop_at_table(&mut self) {
+        for _ in 0..STOP_STEPS {
+            let Some(reading) = &mut self.relay.reading else {
+                break;
+            };
+            if reading.read.publisher.retry_pending().is_err() {
+                break;
+            }
+            if self.relay.storing.is_none() && reading.scans() && reading.read.is_drained() {
+                reading.read.advance_to_last();
+                self.reached.count(Path::StoppedAtTable, 1);
+                if self.save().is_ok() {
+                    self.store(true);
+                }
+                break;
+            }
+            self.ack();
+            self.write_back(false);
+            self.store(true);
+        }
+        self.kill();
     }
 
     fn confirm(&mut self) {
