@@ -149,15 +149,15 @@ impl<'a> TableLoop<'a> {
             }
             Err(error) => {
                 self.shared.retrying.abandon().await;
-                self.read.advance_to_last();
                 if !error.kind().ends_producer() && !error.kind().halts() {
                     // The producer is well: what it has need not be sent again.
                     let until = Instant::now() + DRAIN_TIMEOUT;
                     let stop = &mut self.shared.process.stop;
                     drop(drain(&mut self.read.publisher, until, stop).await);
-                    self.read.advance();
-                    // Without the lease, another relay may store.
-                    if !self.shared.control.is_terminated()
+                    self.read.advance_to_last();
+                    if self
+                        .read
+                        .may_store_at_end(!self.shared.control.is_terminated())
                         && let Err(error) = self.save().await
                     {
                         tracing::debug!(%error, "progress could not be stored");

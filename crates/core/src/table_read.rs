@@ -301,10 +301,6 @@ impl<S: Sink> TableRead<S> {
             self.advance_to_last();
             return ScanStep::Store;
         }
-        self.store_in_time(now)
-    }
-
-    fn store_in_time(&mut self, now: Duration) -> ScanStep {
         if self.store_at().is_none_or(|at| now < at) {
             return ScanStep::Wait;
         }
@@ -328,7 +324,7 @@ impl<S: Sink> TableRead<S> {
     }
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
-    pub fn advance(&mut self) {
+    fn advance(&mut self) {
         self.advance_to(self.publisher.completed());
     }
 
@@ -407,6 +403,12 @@ impl<S: Sink> TableRead<S> {
             return Err(Error::new(Kind::BusUnreachable, what));
         }
         Ok(true)
+    }
+
+    /// Whether progress may be stored where a scan failed. Without the lease, another relay may
+    /// store.
+    pub fn may_store_at_end(&self, has_lease: bool) -> bool {
+        has_lease && self.progress.is_some()
     }
 
     /// It is stored. Gives the number of events that were committed with it, where that is so.

@@ -515,11 +515,10 @@ impl World {
     /// The read of the table ended.
     fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>, has_lease: bool) {
         if error.is_some_and(|error| !error.kind().ends_producer()) {
-            reading.read.advance_to_last();
             self.drain(&mut reading.read.publisher);
-            reading.read.advance();
-            // Without the lease, another relay may store.
-            if has_lease && reading.scans() {
+            reading.read.advance_to_last();
+            let may_store = reading.read.may_store_at_end(has_lease) && self.random.bool();
+            if may_store && matches!(reading.read.must_store(), Ok(true)) {
                 self.store_at_end(&mut reading.read);
             }
         }
@@ -543,16 +542,13 @@ impl World {
         }
     }
 
-    /// Progress is stored where that is possible.
     fn store_at_end(&mut self, read: &mut TableRead<Producer>) {
-        if self.random.bool() && matches!(read.must_store(), Ok(true)) {
-            self.stored = read.stored.clone();
-            self.broker.lock().unwrap().commit();
-            self.note_store(&read.stored);
-            self.note_end_of_store(self.relay.number, true);
-            self.relay.process.left.stored(read.stored.clone());
-            read.was_stored();
-        }
+        self.stored = read.stored.clone();
+        self.broker.lock().unwrap().commit();
+        self.note_store(&read.stored);
+        self.note_end_of_store(self.relay.number, true);
+        self.relay.process.left.stored(read.stored.clone());
+        read.was_stored();
     }
 
     /// The producer is well: what it has need not be sent again.
