@@ -48,6 +48,11 @@ impl<S> Property<S> {
         self.when == When::Always && !(self.holds)(state)
     }
 
+    /// As in a state after which nothing but faults happens.
+    pub(crate) fn is_broken_at_end(&self, state: &S) -> bool {
+        self.when == When::InTheEnd && !(self.holds)(state)
+    }
+
     pub(crate) fn is_reached_by(&self, state: &S) -> bool {
         self.when == When::Sometimes && (self.holds)(state)
     }

@@ -7,7 +7,7 @@
 use crate::check::{Model, Property, always, in_the_end, sometimes};
 #[cfg(test)]
 use crate::check::{breaks, holds};
-use crate::trace::{Follower, Places, Progress, Reached, Step, expect};
+use crate::trace::{Events, Follower, Progress, Reached, Step, expect};
 use crate::world::has_repeats;
 
 /// Event `n` is the one of commit `n`, so that a position is a number of events.
@@ -408,7 +408,9 @@ impl Model for OnceModel {
             }),
             always(P1, |state| state.confirmed <= state.bus.position),
             in_the_end(END, |state| {
-                state.bus.read_committed().into_iter().eq(0..EVENTS) && state.confirmed == EVENTS
+                let committed = state.committed;
+                let read = state.bus.read_committed();
+                read.into_iter().eq(0..committed) && state.confirmed == committed
             }),
             sometimes("a fence", |state| state.has_fenced),
             sometimes("a fence of an open transaction", |state| {
@@ -443,105 +445,117 @@ pub fn follow_once(steps: &[Step]) -> Result<Reached, String> {
         wrong: None,
     };
     let begins = model.begins().remove(0);
-    let mut places = Places::default();
+    let mut events = Events::default();
+    // The position that each relay stores, and whether events are with it.
     let mut storing = [None; RELAYS];
     Follower::new(model, begins).walk(steps, |at, step| {
         // As many as there are.
         at.state.faults = u16::MAX;
         match step {
-            Step::Row { .. } | Step::Committed => {
-                let committed = places.commits(step).unwrap_or_default();
-                (0..committed).try_for_each(|_| at.take(Action::Write))
+            Step::Row { key } => {
+                events.row(key);
+                Ok(())
             }
-            Step::TurnTaken { relay } => at.take_turn(relay),
-            Step::ProducerBegun { relay, place, .. } => at.begin(relay, places.events(place)),
+            Step::Committed => (0..events.commit()).try_for_each(|_| at.take(Action::Write)),
+            Step::TurnTaken { relay } => {
+                at.take(Action::TakeSlot(relay))?;
+                at.take(Action::Fence(relay))?;
+                at.take(Action::ReadPosition(relay))
+            }
+            Step::ProducerBegun { relay, place, .. } => {
+                let position = at.state.bus.position;
+                expect("the position that is read", events.before(place)?, position)?;
+                at.take(Action::Stream(relay))
+            }
+            Step::Streams { relay } => at.streaming(relay).map(|_| ()),
             Step::Enqueued { relay, event } => {
-                let work = at.state.relays[relay].work;
-                let Work::Streams(of) = work else {
-                    return Err(format!("{relay} enqueues {event} in {work:?}"));
-                };
-                expect("the next event", event, of.sent)?;
+                expect("the next event", event, at.streaming(relay)?.sent)?;
                 at.take(Action::Produce(relay))?;
-                expect("it is fenced", false, at.state.relays[relay] == STANDS_BY)
+                at.streaming(relay).map(|_| ())
             }
             Step::StoreBegun {
                 relay,
                 progress: Progress::Delivered(place),
             } => {
-                let position = places.events(place);
-                storing[relay] = Some(position);
-                at.request_commit(relay, position)
+                let position = events.before(place)?;
+                let of = at.streaming(relay)?;
+                expect("what is stored", position, of.sent)?;
+                // A position without events is stored in a transaction of its own.
+                let has_events = of.sent > of.committed;
+                storing[relay] = Some((position, has_events));
+                match has_events {
+                    true => at.take(Action::Commit(relay)),
+                    false => Ok(()),
+                }?;
+                at.streaming(relay).map(|_| ())
             }
-            Step::Stored { relay } => {
-                let position = storing[relay].take();
-                if at.state.bus.pending.is_some() {
-                    at.take(Action::Handle)?;
-                }
-                expect("the position", position, Some(at.state.bus.position))
-            }
-            Step::StoreLost { relay } => match storing[relay].take() {
-                Some(_) if at.state.bus.pending.is_some() => at.take(Action::LoseRequest),
-                _ => Ok(()),
+            Step::Stored { relay } => match storing[relay].take() {
+                None => Err("no store was begun".to_owned()),
+                Some((_, false)) => Ok(()),
+                Some((position, true)) => at.follow_commit(relay, position, &events),
             },
-            Step::Confirmed { relay, place } => at.confirm(relay, places.events(place)),
-            Step::SessionEnded { relay } | Step::Killed { relay } => at.end(relay),
-            _ => Ok(()),
+            Step::StoreLost { relay } => match storing[relay].take() {
+                None => Err("no store was begun".to_owned()),
+                Some((_, false)) => Ok(()),
+                Some((_, true)) => at.take(Action::LoseRequest),
+            },
+            Step::Landed { event } => events.land_once(event),
+            Step::Confirmed { relay, place } => at.follow_confirmed(relay, events.before(place)?),
+            Step::SessionCut { relay } => at.take_if_possible(Action::StandStill(relay)),
+            Step::SessionEnded { relay } | Step::Killed { relay } => {
+                at.take_if_possible(Action::Crash(relay))
+            }
+            // A stand-by does nothing here; no server is killed.
+            Step::StoodBy { .. } | Step::SlotFlushed => Ok(()),
+            Step::Reads { .. }
+            | Step::SlotMade { .. }
+            | Step::SlotLost
+            | Step::StoreBegun { .. }
+            | Step::ServerCrashed => Err("the model does not know this".to_owned()),
         }
     })
 }
 
 impl Follower<OnceModel> {
-    /// Those that have the slot meanwhile were cut off.
-    fn take_turn(&mut self, relay: usize) -> Result<(), String> {
-        self.end(relay)?;
-        for other in (0..RELAYS).filter(|other| *other != relay) {
-            if self.may(Action::StandStill(other)) {
-                self.take(Action::StandStill(other))?;
-            }
+    /// The relay has the slot, and a producer that nobody has fenced.
+    fn streaming(&self, relay: usize) -> Result<Streaming, String> {
+        match self.state.relays[relay].work {
+            Work::Streams(of) if of.epoch == self.state.bus.epoch => Ok(of),
+            work => Err(format!("{relay} is at work in {work:?}")),
         }
-        self.take(Action::TakeSlot(relay))?;
-        self.take(Action::Fence(relay))?;
-        self.take(Action::ReadPosition(relay))
     }
 
-    fn begin(&mut self, relay: usize, place: u16) -> Result<(), String> {
-        expect("the position that is read", place, self.state.bus.position)?;
-        self.take(Action::Stream(relay))
-    }
-
-    /// A position without events behind the last one is stored in a transaction of its own.
-    fn request_commit(&mut self, relay: usize, position: u16) -> Result<(), String> {
-        let Work::Streams(of) = self.state.relays[relay].work else {
-            return Err(format!("{relay} stores, and has no producer"));
-        };
-        expect("what is stored", position, of.sent)?;
-        if of.sent == of.committed {
-            return Ok(());
+    /// Its transaction is committed, and its events are in their topics.
+    fn follow_commit(
+        &mut self,
+        relay: usize,
+        position: u16,
+        events: &Events,
+    ) -> Result<(), String> {
+        let of = self.streaming(relay)?;
+        expect(
+            "who is committed",
+            self.state.bus.requests.first(),
+            Some(&of.epoch),
+        )?;
+        if let Some(missing) = (of.committed..position).find(|event| !events.has_landed(*event)) {
+            return Err(format!("{missing} is stored, and has not landed"));
         }
-        self.take(Action::Commit(relay))
+        expect("what has landed", events.landed(), usize::from(position))?;
+        self.take(Action::Handle)?;
+        expect("the position", position, self.state.bus.position)
     }
 
-    /// A slot is confirmed up to the end of a transaction, and the position may be behind it.
-    fn confirm(&mut self, relay: usize, confirmed: u16) -> Result<(), String> {
+    fn follow_confirmed(&mut self, relay: usize, confirmed: u16) -> Result<(), String> {
+        let of = self.streaming(relay)?;
         if confirmed <= self.state.confirmed {
             return Ok(());
         }
-        let Work::Streams(of) = self.state.relays[relay].work else {
-            return Err(format!("{relay} confirms, and does not stream"));
-        };
         if confirmed > self.model.confirmable(&self.state, of) {
             return Err(format!("{confirmed} is confirmed too early"));
         }
         self.take(Action::Confirm(relay))?;
-        self.state.confirmed = confirmed;
-        Ok(())
-    }
-
-    fn end(&mut self, relay: usize) -> Result<(), String> {
-        match self.state.relays[relay].work {
-            Work::StandsBy => Ok(()),
-            Work::Begins { .. } | Work::Streams(_) => self.take(Action::Crash(relay)),
-        }
+        self.lower(|state| state.confirmed = confirmed)
     }
 }
 

@@ -6,12 +6,10 @@
 //! until another relay has the slot or the lease. The slot can be lost, and somebody may make
 //! another.
 
-use std::collections::BTreeSet;
-
 use crate::check::{Model, Property, always, in_the_end, sometimes};
 #[cfg(test)]
 use crate::check::{breaks, holds};
-use crate::trace::{Follower, Places, Progress, Reached, Step, expect};
+use crate::trace::{Events, Follower, Progress, Reached, Step, expect};
 use crate::world::{first_arrivals, has_repeats};
 
 /// Event `n` is the one of commit `n`, so that a position is a number of events.
@@ -89,6 +87,8 @@ enum Action {
     Send(usize),
     Ack(usize),
     EndRead(usize),
+    /// It finds the other one at work.
+    Look(usize),
     BeginStore(usize),
     Store(usize),
     Confirm(usize),
@@ -115,6 +115,8 @@ enum Wrong {
     SlotAheadOfTheStoreAccepted,
     /// A store arrives after another relay has the slot.
     StoredBehindTheNextRelay,
+    /// `02-confirmed-when-received`
+    ConfirmedWhenSent,
 }
 
 #[derive(Clone)]
@@ -211,7 +213,20 @@ impl RelaysModel {
         }
         if relay.stood_still && !self.is(Wrong::StandstillNotNoticed) {
             actions.push(Action::Notice(number));
+            // What it was storing may still happen.
+            match relay.work {
+                Work::Made(_) => actions.push(Action::SaveRead(number)),
+                Work::Reads(rows) if rows.next == rows.until => {
+                    actions.push(Action::EndRead(number));
+                }
+                Work::StandsBy | Work::Reads(_) | Work::Streams { .. } => {}
+            }
             return;
+        }
+        let others = || state.others(number);
+        let is_refused = relay.work == Work::StandsBy && !state.has_refused;
+        if is_refused && others().any(|other| other.work != Work::StandsBy) {
+            actions.push(Action::Look(number));
         }
         match (relay.work, relay.sent) {
             (Work::StandsBy, _) => {
@@ -222,7 +237,12 @@ impl RelaysModel {
                     self.begin(state, number, relay.read.unwrap_or(state.stored), actions);
                 }
             }
-            (_, Some(_)) => actions.push(Action::Ack(number)),
+            (work, Some(_)) => {
+                actions.push(Action::Ack(number));
+                if self.is(Wrong::ConfirmedWhenSent) && matches!(work, Work::Streams { .. }) {
+                    actions.push(Action::Confirm(number));
+                }
+            }
             (Work::Made(_), None) => actions.push(Action::SaveRead(number)),
             (Work::Reads(rows), None) if rows.next < rows.until => {
                 actions.push(Action::Send(number));
@@ -241,8 +261,11 @@ impl RelaysModel {
                 }
             }
         }
+        if state.faults > 0 && (relay.work != Work::StandsBy || relay.made.is_some()) {
+            actions.push(Action::Crash(number));
+        }
         if state.faults > 0 && relay.work != Work::StandsBy {
-            actions.extend([Action::Crash(number), Action::StandStill(number)]);
+            actions.push(Action::StandStill(number));
         }
     }
 
@@ -255,7 +278,7 @@ impl RelaysModel {
             }
             if other != number {
                 relay.made = None;
-                if matches!(relay.work, Work::Made(_)) {
+                if relay.stood_still && matches!(relay.work, Work::Made(_) | Work::Reads(_)) {
                     relay.work = Work::StandsBy;
                 }
             }
@@ -358,7 +381,9 @@ impl Model for RelaysModel {
                 };
             }
             Action::Stream(of) => {
-                let delivered = self.work_begins(&mut state, of).position;
+                // Postgres sends what is not confirmed.
+                let confirmed = state.slot?;
+                let delivered = self.work_begins(&mut state, of).position.max(confirmed);
                 state.relays[of].work = Work::Streams { delivered };
             }
             Action::Send(of) => match state.relays[of].work {
@@ -387,7 +412,7 @@ impl Model for RelaysModel {
                     catch_up: None,
                 };
                 state.relays[of].work = Work::StandsBy;
-                state.has_read |= state.slot.is_some();
+                state.has_read |= rows.until > 0 && state.slot == Some(rows.until);
             }
             Action::BeginStore(of) => {
                 let Work::Streams { delivered } = state.relays[of].work else {
@@ -405,7 +430,15 @@ impl Model for RelaysModel {
                 state.faults -= 1;
                 state.relays[of].storing = None;
             }
-            Action::Confirm(_) => state.slot = Some(state.stored.position),
+            Action::Confirm(of) => {
+                state.slot = Some(match state.relays[of].work {
+                    Work::Streams { delivered } if self.is(Wrong::ConfirmedWhenSent) => {
+                        delivered + 1
+                    }
+                    _ => state.stored.position,
+                });
+            }
+            Action::Look(_) => state.has_refused = true,
             Action::Crash(of) => {
                 state.faults -= 1;
                 Self::end(&mut state, of, false);
@@ -431,11 +464,6 @@ impl Model for RelaysModel {
                 state.slot = Some(state.committed);
             }
         }
-        state.has_refused |= state.at_work().count() == 1
-            && state
-                .relays
-                .iter()
-                .any(|relay| relay.work == Work::StandsBy);
         Some(state)
     }
 
@@ -461,8 +489,13 @@ impl Model for RelaysModel {
             always(P1_LOST, |state| {
                 let has = |event: u16| state.bus.contains(&event);
                 let Stored { position, catch_up } = state.stored;
+                let slot = state.slot.unwrap_or(position);
+                let streams = |relay: &Relay| matches!(relay.work, Work::Streams { .. });
                 // Behind a slot that is ahead of the position, the table is read.
-                let slot = state.slot.unwrap_or(position).min(position);
+                let slot = match state.at_work().any(streams) {
+                    true => slot,
+                    false => slot.min(position),
+                };
                 (0..catch_up.map_or(slot, |rows| rows.next)).all(has)
             }),
             always(P2_FIRST, |state| {
@@ -471,11 +504,9 @@ impl Model for RelaysModel {
                     .eq(0..state.in_order())
             }),
             in_the_end(END, |state| {
-                (0..EVENTS).all(|event| state.bus.contains(&event)) && state.slot == Some(EVENTS)
-            }),
-            sometimes("a lost slot that was read behind", |state| {
-                let streams = |relay: &Relay| matches!(relay.work, Work::Streams { .. });
-                state.faults < 2 && state.has_read && state.relays.iter().any(streams)
+                let committed = state.committed;
+                (0..committed).all(|event| state.bus.contains(&event))
+                    && state.slot == Some(committed)
             }),
             sometimes("a redelivery", |state| has_repeats(&state.bus)),
             sometimes("a record that arrives late", |state| {
@@ -496,8 +527,8 @@ impl State {
     }
 }
 
-/// Follows what two relays did, which stream or read the table for a slot that was lost. Acks are
-/// followed as far as a relay stores what is acked.
+/// Follows what two relays did, which stream or read the table for a slot that was lost. Its bus is
+/// that of what they store as delivered, once that has landed.
 ///
 /// # Errors
 ///
@@ -509,123 +540,166 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
     };
     let mut begins = model.begins().remove(0);
     begins.slot = Some(0);
-    let mut places = Places::default();
-    let mut landed = BTreeSet::new();
+    let mut events = Events::default();
     let mut storing = [None; RELAYS];
+    let mut turn = None;
+    // Those that were cut off, and may still send the one event that waited for room.
+    let mut sends_late = [false; RELAYS];
     Follower::new(model, begins).walk(steps, |at, step| {
         // As many as there are.
         at.state.faults = u16::MAX;
         match step {
-            Step::Row { .. } | Step::Committed => {
-                let committed = places.commits(step).unwrap_or_default();
-                (0..committed).try_for_each(|_| at.take(Action::Commit))
-            }
-            Step::TurnTaken { relay } => at.take_turn(relay),
-            Step::Streams { relay } => at.take(Action::Stream(relay)),
-            Step::Reads { relay } if at.may(Action::GoOn(relay)) => at.take(Action::GoOn(relay)),
-            Step::SlotMade { relay, place } => {
-                expect(
-                    "where the slot begins",
-                    places.events(place),
-                    at.state.committed,
-                )?;
-                let made = relay.map_or(Action::RecreateSlot, Action::MakeSlot);
-                // It replaces one that begins behind WAL without events, which has no number here.
-                if !at.may(made) && at.may(Action::LoseSlot) {
-                    at.take(Action::LoseSlot)?;
-                }
-                at.take(made)
-            }
-            Step::SlotLost if at.may(Action::LoseSlot) => at.take(Action::LoseSlot),
-            Step::Landed { event } => {
-                landed.insert(event);
+            Step::Row { key } => {
+                events.row(key);
                 Ok(())
             }
+            Step::Committed => (0..events.commit()).try_for_each(|_| at.take(Action::Commit)),
+            Step::StoodBy { relay } if at.may(Action::Look(relay)) => at.take(Action::Look(relay)),
+            Step::StoodBy { relay } => {
+                // It may be about to make a slot.
+                let has_turn = turn.is_some_and(|at_work| at_work != relay);
+                let is_at_work = |other: &Relay| other.work != Work::StandsBy;
+                let is_taken = has_turn || at.state.others(relay).any(is_at_work);
+                expect("another relay is at work", true, is_taken)
+            }
+            Step::TurnTaken { relay } => {
+                turn = Some(relay);
+                at.follow_turn(relay)
+            }
+            Step::Streams { relay } => {
+                expect("whose turn it is", turn, Some(relay))?;
+                at.take(Action::Stream(relay))
+            }
+            Step::Reads { relay } => {
+                expect("whose turn it is", turn, Some(relay))?;
+                at.take_if_possible(Action::GoOn(relay))
+            }
+            Step::SlotMade { relay, place } => {
+                if relay.is_some() {
+                    expect("whose turn it is", turn, relay)?;
+                }
+                expect(
+                    "where the slot begins",
+                    events.before(place)?,
+                    at.state.committed,
+                )?;
+                at.follow_slot_made(relay)
+            }
+            Step::SlotLost => at.take_if_possible(Action::LoseSlot),
+            Step::Enqueued { relay, .. } if std::mem::take(&mut sends_late[relay]) => Ok(()),
+            Step::Enqueued { relay, event } => {
+                at.follow_enqueued(relay, event, turn == Some(relay))
+            }
+            Step::Landed { event } => events.land(event),
             Step::StoreBegun { relay, progress } => {
+                expect("whose turn it is", turn, Some(relay))?;
                 storing[relay] = Some(progress);
                 match progress {
                     Progress::Delivered(place) => {
-                        at.begin_store(relay, places.events(place), &landed)
+                        at.follow_begin_store(relay, events.before(place)?, &events)
                     }
-                    Progress::Intended | Progress::Reading(_) | Progress::WithoutSlot => Ok(()),
+                    Progress::Intended => at.deliver_rows(relay, &events),
+                    Progress::Reading(_) | Progress::WithoutSlot => Ok(()),
                 }
             }
-            Step::StoreLost { relay } => match storing[relay].take() {
-                Some(_) if at.may(Action::LoseStore(relay)) => at.take(Action::LoseStore(relay)),
-                _ => Ok(()),
-            },
+            Step::StoreLost { relay } => {
+                expect("a store was begun", true, storing[relay].take().is_some())?;
+                at.take_if_possible(Action::LoseStore(relay))
+            }
             Step::Stored { relay } => {
-                let stored = storing[relay].take();
-                match stored {
-                    Some(Progress::Reading(_) | Progress::WithoutSlot)
-                        if at.may(Action::SaveRead(relay)) =>
-                    {
-                        at.take(Action::SaveRead(relay))?;
-                    }
-                    Some(Progress::Delivered(_)) if at.may(Action::Store(relay)) => {
-                        at.take(Action::Store(relay))?;
-                    }
-                    Some(Progress::Delivered(_) | Progress::Intended) => {
-                        at.end_read(relay, &landed)?;
-                    }
-                    Some(Progress::Reading(_) | Progress::WithoutSlot) | None => {}
-                }
-                let Some(Progress::Delivered(place) | Progress::Reading(place)) = stored else {
-                    return Ok(());
+                let Some(progress) = storing[relay].take() else {
+                    return Err("no store was begun".to_owned());
                 };
-                expect(
-                    "what is stored",
-                    places.events(place),
-                    at.state.stored.position,
-                )
+                at.follow_stored(relay, progress, &events)
             }
-            Step::Confirmed { relay, place } => at.confirm(relay, places.events(place)),
-            Step::SessionEnded { relay } => at.end(relay),
-            Step::Killed { relay } if at.may(Action::Crash(relay)) => at.take(Action::Crash(relay)),
+            Step::Confirmed { relay, place } => at.follow_confirmed(relay, events.before(place)?),
+            Step::SessionCut { relay } => {
+                sends_late[relay] = true;
+                at.take_if_possible(Action::StandStill(relay))
+            }
+            Step::SessionEnded { relay } => {
+                sends_late[relay] = false;
+                turn.take_if(|at_work| *at_work == relay);
+                at.take_if_possible(Action::StandStill(relay))?;
+                at.take_if_possible(Action::Notice(relay))
+            }
             Step::Killed { relay } => {
-                at.state.relays[relay].made = None;
-                at.end(relay)
+                sends_late[relay] = false;
+                turn.take_if(|at_work| *at_work == relay);
+                at.take_if_possible(Action::Crash(relay))?;
+                at.take_if_possible(Action::Notice(relay))
             }
-            _ => Ok(()),
+            // What counts as delivered is told by what is stored; no server is killed.
+            Step::ProducerBegun { .. } | Step::SlotFlushed => Ok(()),
+            Step::ServerCrashed => Err("the model does not know this".to_owned()),
         }
     })
 }
 
 impl Follower<RelaysModel> {
-    /// Those that are at work meanwhile were cut off.
-    fn take_turn(&mut self, relay: usize) -> Result<(), String> {
-        self.end(relay)?;
-        for other in (0..RELAYS).filter(|other| *other != relay) {
-            let of = &self.state.relays[other];
-            if of.work != Work::StandsBy && !of.stood_still {
-                self.take(Action::StandStill(other))?;
-            }
+    fn follow_turn(&mut self, relay: usize) -> Result<(), String> {
+        let is_free = self.model.may_read(&self.state, relay);
+        expect("no other relay is at work", true, is_free)?;
+        self.take_if_possible(Action::TakeTurn(relay))
+    }
+
+    fn follow_slot_made(&mut self, relay: Option<usize>) -> Result<(), String> {
+        let made = relay.map_or(Action::RecreateSlot, Action::MakeSlot);
+        // It replaces one that begins behind WAL without events, which has no number here.
+        if !self.may(made) {
+            expect("no relay is at work", 0, self.state.at_work().count())?;
+            self.take(Action::LoseSlot)?;
         }
-        match self.may(Action::TakeTurn(relay)) {
-            true => self.take(Action::TakeTurn(relay)),
-            false => Ok(()),
+        self.take(made)
+    }
+
+    /// One that has its turn may still have what it streamed, before it reads the table.
+    fn follow_enqueued(&mut self, relay: usize, event: u16, has_turn: bool) -> Result<(), String> {
+        let Relay {
+            work, stood_still, ..
+        } = self.state.relays[relay];
+        let may_send = match work {
+            Work::Reads(rows) => event < rows.until,
+            Work::Streams { delivered } => delivered <= event,
+            Work::StandsBy => has_turn,
+            Work::Made(_) => false,
+        };
+        match may_send && !stood_still {
+            true => Ok(()),
+            false => Err(format!("{relay} sends {event} in {work:?}")),
         }
     }
 
-    /// Events that are stored as delivered have landed.
-    fn deliver(&mut self, relay: usize, landed: &BTreeSet<u16>) -> Result<(), String> {
+    /// The next event is delivered, which has landed.
+    fn deliver(&mut self, relay: usize, events: &Events) -> Result<(), String> {
         self.take(Action::Send(relay))?;
         let sent = self.state.relays[relay].sent;
-        if sent.is_none_or(|event| !landed.contains(&event)) {
+        if sent.is_none_or(|event| !events.has_landed(event)) {
             return Err(format!("{sent:?} is stored, and has not landed"));
         }
         self.take(Action::Ack(relay))
     }
 
-    fn begin_store(
+    /// All rows that are read are delivered.
+    fn deliver_rows(&mut self, relay: usize, events: &Events) -> Result<(), String> {
+        while let Work::Reads(rows) = self.state.relays[relay].work
+            && rows.next < rows.until
+        {
+            self.deliver(relay, events)?;
+        }
+        Ok(())
+    }
+
+    fn follow_begin_store(
         &mut self,
         relay: usize,
         position: u16,
-        landed: &BTreeSet<u16>,
+        events: &Events,
     ) -> Result<(), String> {
+        self.deliver_rows(relay, events)?;
         while let Work::Streams { delivered } = self.state.relays[relay].work {
             if delivered < position {
-                self.deliver(relay, landed)?;
+                self.deliver(relay, events)?;
                 continue;
             }
             expect("what is stored", position, delivered)?;
@@ -638,7 +712,33 @@ impl Follower<RelaysModel> {
         Ok(())
     }
 
-    fn end_read(&mut self, relay: usize, landed: &BTreeSet<u16>) -> Result<(), String> {
+    fn follow_stored(
+        &mut self,
+        relay: usize,
+        progress: Progress,
+        events: &Events,
+    ) -> Result<(), String> {
+        match progress {
+            Progress::Reading(_) | Progress::WithoutSlot => {
+                self.take_if_possible(Action::SaveRead(relay))?;
+            }
+            Progress::Delivered(_) if self.may(Action::Store(relay)) => {
+                self.take(Action::Store(relay))?;
+            }
+            Progress::Delivered(_) | Progress::Intended => {
+                self.follow_end_of_read(relay, events)?
+            }
+        }
+        match progress {
+            Progress::Delivered(place) | Progress::Reading(place) => {
+                let stored = self.state.stored.position;
+                expect("what is stored", events.before(place)?, stored)
+            }
+            Progress::Intended | Progress::WithoutSlot => Ok(()),
+        }
+    }
+
+    fn follow_end_of_read(&mut self, relay: usize, events: &Events) -> Result<(), String> {
         loop {
             match self.state.relays[relay].work {
                 // It read all before, and could not store that.
@@ -646,34 +746,27 @@ impl Follower<RelaysModel> {
                     self.take(Action::GoOn(relay))?;
                 }
                 Work::Made(_) => self.take(Action::SaveRead(relay))?,
-                Work::Reads(rows) if rows.next < rows.until => self.deliver(relay, landed)?,
-                Work::Reads(_) => return self.take(Action::EndRead(relay)),
+                Work::Reads(_) => {
+                    self.deliver_rows(relay, events)?;
+                    return self.take(Action::EndRead(relay));
+                }
                 Work::StandsBy | Work::Streams { .. } => return Ok(()),
             }
         }
     }
 
-    /// A slot is confirmed up to the end of a transaction, and the position may be behind it.
-    fn confirm(&mut self, relay: usize, confirmed: u16) -> Result<(), String> {
-        if self.state.slot.is_none_or(|before| confirmed <= before) {
+    fn follow_confirmed(&mut self, relay: usize, confirmed: u16) -> Result<(), String> {
+        let Work::Streams { .. } = self.state.relays[relay].work else {
+            return Err(format!("{relay} confirms, and does not stream"));
+        };
+        if self.state.slot.is_some_and(|before| confirmed <= before) {
             return Ok(());
         }
         if confirmed > self.state.stored.position {
             return Err(format!("{confirmed} is confirmed, and not stored"));
         }
         self.take(Action::Confirm(relay))?;
-        self.state.slot = Some(confirmed);
-        Ok(())
-    }
-
-    fn end(&mut self, relay: usize) -> Result<(), String> {
-        if self.may(Action::StandStill(relay)) {
-            self.take(Action::StandStill(relay))?;
-        }
-        match self.state.relays[relay].stood_still {
-            true => self.take(Action::Notice(relay)),
-            false => Ok(()),
-        }
+        self.lower(|state| state.slot = Some(confirmed))
     }
 }
 
@@ -695,8 +788,9 @@ fn wrong_rules_of_two_relays_break_a_promise() {
         (Wrong::PositionReadBeforeTheLease, P1_STORED),
         (Wrong::StandstillNotNoticed, P1_STORED),
         (Wrong::SlotShared, P12),
-        (Wrong::SlotAheadOfTheStoreAccepted, P1_STORED),
+        (Wrong::SlotAheadOfTheStoreAccepted, P1_LOST),
         (Wrong::StoredBehindTheNextRelay, P1_STORED),
+        (Wrong::ConfirmedWhenSent, P1_LOST),
     ] {
         let model = RelaysModel {
             wrong: Some(wrong),

@@ -238,19 +238,22 @@ impl State {
     }
 
     /// The position that has as many transactions and events as a place.
-    fn position(&self, place: Place) -> Position {
-        let mut commits = self.commits().skip(usize::from(place.transactions));
-        let next = commits.next();
+    fn position(&self, place: Place) -> Result<Position, String> {
+        let mut commits = self.commits().map(|(commit, _)| commit);
         let whole = usize::from(place.transactions).checked_sub(1);
-        let last = whole.and_then(|whole| self.commits().nth(whole));
-        let partial = next.map(|(commit, _)| Partial {
+        let end = match whole {
+            Some(whole) => commits.nth(whole).map(|commit| commit + 1),
+            None => Some(0),
+        };
+        let next = commits.next();
+        let partial = next.map(|commit| Partial {
             commit,
             index: place.events,
         });
-        Position {
-            end: last.map_or(0, |(commit, _)| commit + 1),
+        Ok(Position {
+            end: end.ok_or_else(|| format!("there is no {place:?}"))?,
             partial: partial.filter(|partial| partial.index > 0),
-        }
+        })
     }
 
     fn commits(&self) -> impl Iterator<Item = (Lsn, u16)> {
@@ -706,6 +709,8 @@ pub fn follow_slot(steps: &[Step]) -> Result<Reached, String> {
     // Events by their numbers; positions that were stored.
     let mut events: Vec<Event> = Vec::new();
     let mut was_stored = vec![0];
+    // The place that is being stored.
+    let mut storing = None;
     Follower::new(model, begins).walk(steps, |at, step| {
         // As many as there are.
         at.state.faults = u16::MAX;
@@ -729,9 +734,9 @@ pub fn follow_slot(steps: &[Step]) -> Result<Reached, String> {
                 place,
                 reads_topics,
                 ..
-            } => at.begin(place, reads_topics),
+            } => at.follow_producer(place, reads_topics),
             Step::Streams { .. } => at.take(Action::Connect),
-            Step::Enqueued { event, .. } => at.enqueue(events[usize::from(event)]),
+            Step::Enqueued { event, .. } => at.follow_enqueued(events[usize::from(event)]),
             Step::Landed { event } => {
                 let event = events[usize::from(event)];
                 at.take(Action::Append(event.key))?;
@@ -741,36 +746,50 @@ pub fn follow_slot(steps: &[Step]) -> Result<Reached, String> {
             Step::StoreBegun {
                 progress: Progress::Delivered(place),
                 ..
-            } => at.begin_store(place),
-            Step::Stored { .. } if at.is_storing() => {
+            } => {
+                storing = Some(at.follow_store(place)?);
+                Ok(())
+            }
+            // Keepalives are not recorded: a position behind them is that of the transaction before.
+            Step::Stored { .. } | Step::StoreLost { .. } if storing == Some(at.state.stored) => {
+                storing = None;
+                Ok(())
+            }
+            Step::Stored { .. } => {
                 at.take(Action::Store)?;
+                expect("what is stored", storing.take(), Some(at.state.stored))?;
                 was_stored.push(at.state.stored.end);
                 Ok(())
             }
-            Step::StoreLost { .. } if at.is_storing() => at.take(Action::LoseStore),
+            Step::StoreLost { .. } => {
+                storing = None;
+                at.take(Action::LoseStore)
+            }
             Step::Confirmed { place, .. } => {
-                let confirmed = at.state.position(place).end;
-                at.confirm(confirmed, was_stored.contains(&confirmed))
+                let confirmed = at.state.position(place)?.end;
+                at.follow_confirmed(confirmed, was_stored.contains(&confirmed))
             }
-            Step::SlotFlushed if at.may(Action::FlushSlot) => at.take(Action::FlushSlot),
-            Step::ServerCrashed if at.may(Action::RestartServer) => at.take(Action::RestartServer),
-            Step::ServerCrashed | Step::SessionEnded { .. } if at.may(Action::LoseConnection) => {
-                at.take(Action::LoseConnection)
+            Step::SlotFlushed => at.take_if_possible(Action::FlushSlot),
+            Step::ServerCrashed => {
+                at.take_if_possible(Action::RestartServer)?;
+                at.take_if_possible(Action::LoseConnection)
             }
-            Step::Killed { .. } if at.state.relay.is_some() => at.take(Action::Crash),
-            _ => Ok(()),
+            Step::SessionEnded { .. } => at.take_if_possible(Action::LoseConnection),
+            Step::Killed { .. } => at.take_if_possible(Action::Crash),
+            // There is one relay.
+            Step::TurnTaken { .. } | Step::SessionCut { .. } => Ok(()),
+            Step::StoodBy { .. }
+            | Step::Reads { .. }
+            | Step::SlotMade { .. }
+            | Step::SlotLost
+            | Step::StoreBegun { .. } => Err("the model does not know this".to_owned()),
         }
     })
 }
 
 impl Follower<SlotModel> {
-    fn is_storing(&self) -> bool {
-        let relay = self.state.relay.as_ref();
-        relay.is_some_and(|relay| relay.storing.is_some())
-    }
-
     /// A process begins behind what is stored, and one that goes on behind what it delivered.
-    fn begin(&mut self, place: Place, reads_topics: bool) -> Result<(), String> {
+    fn follow_producer(&mut self, place: Place, reads_topics: bool) -> Result<(), String> {
         let unread = match reads_topics {
             true => 0,
             false => self.state.longest_topic(),
@@ -784,11 +803,11 @@ impl Follower<SlotModel> {
             }
         }
         let begins = self.state.relay.as_ref().map(|relay| relay.delivered);
-        expect("where it begins", Some(self.state.position(place)), begins)
+        expect("where it begins", Some(self.state.position(place)?), begins)
     }
 
     /// The relay receives up to this event, and enqueues it.
-    fn enqueue(&mut self, event: Event) -> Result<(), String> {
+    fn follow_enqueued(&mut self, event: Event) -> Result<(), String> {
         let next = |state: &State| {
             let relay = state.relay.as_ref()?;
             let last = relay.spans.last()?.events.last()?;
@@ -806,7 +825,7 @@ impl Follower<SlotModel> {
 
     /// The acks up to a place have come, and the ends of transactions.
     fn deliver(&mut self, place: Place) -> Result<(), String> {
-        let position = self.state.position(place);
+        let position = self.state.position(place)?;
         while let Some(relay) = &self.state.relay
             && relay.delivered != position
         {
@@ -830,17 +849,21 @@ impl Follower<SlotModel> {
         Ok(())
     }
 
-    fn begin_store(&mut self, place: Place) -> Result<(), String> {
+    /// Gives the position that is stored.
+    fn follow_store(&mut self, place: Place) -> Result<Position, String> {
         self.deliver(place)?;
-        // Keepalives are not followed: a position behind them is that of the transaction before.
-        if self.state.position(place) == self.state.stored {
-            return Ok(());
+        let position = self.state.position(place)?;
+        if position != self.state.stored {
+            self.take(Action::BeginStore)?;
         }
-        self.take(Action::BeginStore)
+        Ok(position)
     }
 
     /// An update of the status may tell of an earlier store.
-    fn confirm(&mut self, confirmed: Lsn, was_stored: bool) -> Result<(), String> {
+    fn follow_confirmed(&mut self, confirmed: Lsn, was_stored: bool) -> Result<(), String> {
+        let relay = self.state.relay.as_ref();
+        let streams = relay.is_some_and(|relay| relay.stream.is_some());
+        expect("it streams", true, streams)?;
         if confirmed <= self.state.confirmed {
             return Ok(());
         }
@@ -848,8 +871,7 @@ impl Follower<SlotModel> {
             return Err(format!("{confirmed} is confirmed, and was never stored"));
         }
         self.take(Action::Confirm)?;
-        self.state.confirmed = confirmed;
-        Ok(())
+        self.lower(|state| state.confirmed = confirmed)
     }
 }
 

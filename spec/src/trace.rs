@@ -1,9 +1,10 @@
 //! What the simulation of the core recorded, as a path of a model.
 //!
 //! A recorded step is what can be seen of a relay from outside. A model follows it: the actions that
-//! stand for the step, and those before it that nobody sees, such as acks, have to be possible in
-//! the model, and the promises have to hold in each of its states. A model follows the schedules
-//! that have nothing but what it knows.
+//! stand for the step, and those before it that nobody records, such as acks, have to be possible in
+//! the model. The properties of the model have to hold in each state on the way, and in the last
+//! one those of the end. Each `follow_…` lists the steps that it passes over; all others it has no
+//! actions for are refused.
 
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Write as _};
@@ -53,6 +54,11 @@ pub enum Step {
     },
     /// The transaction of the rows before has committed.
     Committed,
+    /// A relay found another one at work.
+    StoodBy {
+        /// Which one.
+        relay: usize,
+    },
     /// A relay has the slot or the lease, and reads what is stored. It fences producers before it.
     TurnTaken {
         /// Which one.
@@ -93,7 +99,7 @@ pub enum Step {
         /// Which event.
         event: Event,
     },
-    /// An event is in its topic, from whichever producer.
+    /// An event is in its topic, from whichever producer; with transactions, once it is committed.
     Landed {
         /// Which event.
         event: Event,
@@ -126,6 +132,11 @@ pub enum Step {
     SlotFlushed,
     /// The server was killed, and is started again. Its slot is as it was on disk.
     ServerCrashed,
+    /// The server has ended the session of a relay, which may not know.
+    SessionCut {
+        /// Which one.
+        relay: usize,
+    },
     /// The session of a relay has ended, or did not open.
     SessionEnded {
         /// Which one.
@@ -171,9 +182,28 @@ impl<M: Model<Action: PartialEq>> Follower<M> {
             return Err(format!("the model cannot do {action:?}"));
         };
         self.state = next;
+        self.judge()
+    }
+
+    /// The model does this where it can.
+    pub(crate) fn take_if_possible(&mut self, action: M::Action) -> Result<(), String> {
+        match self.may(action) {
+            true => self.take(action),
+            false => Ok(()),
+        }
+    }
+
+    /// Less is so than the last action said: a number of events that is not at the end of a
+    /// transaction.
+    pub(crate) fn lower(&mut self, change: impl FnOnce(&mut M::State)) -> Result<(), String> {
+        change(&mut self.state);
+        self.judge()
+    }
+
+    fn judge(&mut self) -> Result<(), String> {
         for property in &self.properties {
             if property.is_broken_by(&self.state) {
-                return Err(format!("{} does not hold after {action:?}", property.name));
+                return Err(format!("broken: {}", property.name));
             }
             if property.is_reached_by(&self.state) {
                 self.reached.insert(property.name);
@@ -198,7 +228,11 @@ impl<M: Model<Action: PartialEq>> Follower<M> {
                 return Err(text);
             }
         }
-        Ok(self.reached)
+        let mut ends = self.properties.iter();
+        match ends.find(|property| property.is_broken_at_end(&self.state)) {
+            None => Ok(self.reached),
+            Some(broken) => Err(format!("at the end: {}, {:?}", broken.name, self.state)),
+        }
     }
 }
 
@@ -213,33 +247,62 @@ pub(crate) fn expect<T: PartialEq + Debug>(what: &str, is: T, model: T) -> Resul
     Err(format!("{what}: {is:?}, and {model:?} in the model"))
 }
 
-/// What the places of a trace are as numbers of events.
+/// The events of a trace by their numbers.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Places {
-    /// The events by the end of each transaction.
+pub(crate) struct Events {
+    keys: Vec<u8>,
+    /// How many there are by the end of each transaction.
     ends: Vec<u16>,
-    events: u16,
+    /// Those that are in their topics.
+    landed: BTreeSet<Event>,
 }
 
-impl Places {
-    /// Takes in a step. Whether it commits events, how many.
-    pub(crate) fn commits(&mut self, step: Step) -> Option<u16> {
-        match step {
-            Step::Row { .. } => self.events += 1,
-            Step::Committed => {
-                let before = self.ends.last().copied().unwrap_or_default();
-                self.ends.push(self.events);
-                return Some(self.events - before);
-            }
-            _ => {}
-        }
-        None
+impl Events {
+    pub(crate) fn row(&mut self, key: u8) {
+        self.keys.push(key);
     }
 
-    pub(crate) fn events(&self, place: Place) -> u16 {
-        let whole = usize::from(place.transactions).checked_sub(1);
-        let whole = whole.and_then(|last| self.ends.get(last)).copied();
-        whole.unwrap_or_default() + place.events
+    /// The rows are committed. Gives how many.
+    pub(crate) fn commit(&mut self) -> u16 {
+        let before = self.ends.last().copied().unwrap_or_default();
+        let all = self.keys.len() as u16;
+        self.ends.push(all);
+        all - before
+    }
+
+    /// The number of events before a place.
+    pub(crate) fn before(&self, place: Place) -> Result<u16, String> {
+        let whole = usize::from(place.transactions);
+        let ends = [&[0], self.ends.as_slice()].concat();
+        let Some(end) = ends.get(whole) else {
+            return Err(format!("there is no {place:?}"));
+        };
+        Ok(end + place.events)
+    }
+
+    /// P2: earlier events of the key have landed.
+    pub(crate) fn land(&mut self, event: Event) -> Result<(), String> {
+        let key = |event: &Event| self.keys.get(usize::from(*event));
+        let mut earlier = (0..event).filter(|earlier| key(earlier) == key(&event));
+        if let Some(missing) = earlier.find(|earlier| !self.landed.contains(earlier)) {
+            return Err(format!("{event} has landed, and {missing} has not"));
+        }
+        self.landed.insert(event);
+        Ok(())
+    }
+
+    /// The same of a consumer that reads what is committed, and sees nothing twice.
+    pub(crate) fn land_once(&mut self, event: Event) -> Result<(), String> {
+        expect("it has landed before", false, self.has_landed(event))?;
+        self.land(event)
+    }
+
+    pub(crate) fn landed(&self) -> usize {
+        self.landed.len()
+    }
+
+    pub(crate) fn has_landed(&self, event: Event) -> bool {
+        self.landed.contains(&event)
     }
 }
 
@@ -285,6 +348,10 @@ mod tests {
         ]
     }
 
+    fn landed(event: Event) -> Step {
+        Step::Landed { event }
+    }
+
     fn confirmed(place: Place) -> Step {
         Step::Confirmed { relay: 0, place }
     }
@@ -293,7 +360,7 @@ mod tests {
     fn sound() -> Vec<Step> {
         let mut steps = begins();
         steps.extend([enqueued(0), enqueued(1)]);
-        steps.extend([Step::Landed { event: 0 }, Step::Landed { event: 1 }]);
+        steps.extend([landed(0), landed(1)]);
         steps.extend(stored(SECOND));
         steps.push(confirmed(SECOND));
         steps
@@ -340,46 +407,84 @@ mod tests {
 
     #[test]
     fn no_model_follows_what_breaks_a_promise() {
+        let relay = 0;
         for follow in [follow_slot as Follow, follow_once, follow_relays] {
+            // Nothing is delivered in the end.
+            refused(follow, &begins(), "at the end: ");
             // Confirmed, and not stored.
             let mut steps = begins();
             steps.push(confirmed(FIRST));
             follow(&steps).expect_err("P1");
+            // A place that is not there.
+            let mut steps = sound();
+            steps.push(confirmed(Place {
+                transactions: 9,
+                events: 0,
+            }));
+            refused(follow, &steps, "there is no Place");
+            // Stored, and not in the topic.
+            let mut steps = begins();
+            steps.extend([enqueued(0), enqueued(1), landed(0)]);
+            steps.extend(stored(SECOND));
+            follow(&steps).expect_err("P1");
+            // In the topic in another order.
+            let mut steps = begins();
+            steps.extend([enqueued(0), enqueued(1), landed(1)]);
+            follow(&steps).expect_err("P2");
+            // Published again after a lost connection.
+            let mut steps = sound();
+            steps.extend([
+                Step::SessionEnded { relay },
+                Step::Streams { relay },
+                enqueued(1),
+            ]);
+            follow(&steps).expect_err("a copy");
         }
-        // Stored, and not in the topic.
-        let mut steps = begins();
-        steps.push(enqueued(0));
-        steps.extend(stored(FIRST));
-        refused(follow_slot, &steps, "what is stored: Enqueued");
-        refused(
-            follow_relays,
-            &steps,
-            "Some(0) is stored, and has not landed",
-        );
         // Published in another order.
         let mut steps = begins();
         steps.push(enqueued(1));
         refused(follow_slot, &steps, "what is enqueued: ");
         refused(follow_once, &steps, "the next event: 1, and 0");
-        // Published again after a lost connection.
+        // Seen twice by a consumer that reads what is committed.
         let mut steps = sound();
-        steps.extend([
-            Step::SessionEnded { relay: 0 },
-            Step::Streams { relay: 0 },
-            enqueued(1),
-        ]);
-        refused(follow_slot, &steps, "the model cannot do Receive");
+        steps.push(landed(1));
+        refused(follow_once, &steps, "it has landed before");
     }
 
     #[test]
     fn no_model_follows_two_relays_at_work() {
+        let second = [
+            Step::TurnTaken { relay: 1 },
+            Step::ProducerBegun {
+                relay: 1,
+                place: Place::default(),
+                reads_topics: false,
+            },
+            Step::Streams { relay: 1 },
+        ];
         let mut steps = begins();
-        steps.push(Step::Streams { relay: 1 });
-        refused(follow_relays, &steps, "the model cannot do Stream(1)");
-        // What the first one produced is fenced.
+        steps.extend(second);
+        refused(follow_relays, &steps, "no other relay is at work");
+        refused(follow_once, &steps, "the model cannot do TakeSlot(1)");
+        // The first one was cut off, and sends, or commits.
         let mut steps = begins();
-        steps.extend([Step::TurnTaken { relay: 1 }, enqueued(0)]);
-        refused(follow_once, &steps, "it is fenced: false, and true");
+        steps.push(Step::SessionCut { relay: 0 });
+        steps.extend(second);
+        let with = |last: &[Step]| [steps.as_slice(), last].concat();
+        refused(
+            follow_relays,
+            &with(&[enqueued(0), enqueued(1)]),
+            "0 sends 1",
+        );
+        refused(follow_once, &with(&[enqueued(0)]), "0 is at work in");
+        refused(follow_relays, &with(&stored(FIRST)), "whose turn it is");
+        refused(follow_once, &with(&stored(FIRST)), "0 is at work in");
+        // A stand-by streams or reads without its turn.
+        for step in [Step::Streams { relay: 1 }, Step::Reads { relay: 1 }] {
+            let mut steps = begins();
+            steps.push(step);
+            refused(follow_relays, &steps, "whose turn it is");
+        }
     }
 
     #[test]
@@ -396,5 +501,12 @@ mod tests {
             &read(progress),
             "the model cannot do Stream(0)",
         );
+        refused(follow_slot, &read(progress), "the model does not know this");
+        refused(follow_once, &read(progress), "the model does not know this");
+        // What the slot has is sent before the rows.
+        let mut steps = read(progress);
+        steps.truncate(14);
+        steps.extend([Step::Row { key: 0 }, Step::Committed, enqueued(2)]);
+        refused(follow_relays, &steps, "0 sends 2");
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/` break
 //! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P9,
-//! P12 to P14 and a part of P8 (`promises.rs`).
+//! P12 to P14 and a part of P8, most of them in `promises.rs`.
 //!
 //! | promise | decided in | mutants |
 //! |---|---|---|
@@ -26,7 +26,7 @@
 //! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 113, 116 |
 //! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | 36, 52, 67, 69, 106, 107 |
 //! | P11 hostile input | each parser here; [`printable`], [`secret`] | 32; tests `fuzzed_…` |
-//! | P12 the table | [`recovery`], [`catch_up`], [`table_read`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117 |
+//! | P12 the table | [`recovery`], [`catch_up`], [`table_read`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |
 //! | P13 upkeep | [`publisher::write_back`], [`parked`]; refused writes [`sessions`]; commits that wait for the relay [`publisher::pipeline`] | 42, 68, 88, 98 to 100, 114, 118 |
 //! | P14 once | [`publisher::transaction`], [`table_read`]; the fence by the program | 45, 47, 86, 89, 92, 102, 119 |
 //!

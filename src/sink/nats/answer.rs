@@ -355,6 +355,23 @@ mod tests {
         assert_eq!(told(INFO_BYTES_MAX), Err(Kind::BusUnreachable));
     }
 
+    /// A server chooses its length, and errors are logged.
+    #[test]
+    fn the_text_of_an_error_is_shortened() {
+        let description = "x".repeat(10_000);
+        let text = format!(
+            r#"{{"error":{{"code":400,"err_code":10054,"description":"{description}"}},"seq":0}}"#
+        );
+        let message = message(&text);
+        let (Said::Refused(refused) | Said::Full(refused)) = said(&message, "t", true) else {
+            panic!("taken");
+        };
+        for error in [refused, existing(&message, "S").unwrap_err()] {
+            assert!(error.cause().contains("xxx"), "{error}");
+            assert!(error.cause().chars().count() < 2 * SHOWN_CHARS, "{error}");
+        }
+    }
+
     #[test]
     fn fuzzed_answers() {
         let corpus = [

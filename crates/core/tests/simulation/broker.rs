@@ -88,6 +88,8 @@ pub(super) struct Broker {
     arriving: VecDeque<Arriving>,
     /// Copies that landed after another relay had the turn, by partition and place there.
     late: BTreeSet<(usize, usize)>,
+    /// Whether what lands is to land later.
+    is_on_the_wire: bool,
     pub(super) journal: Journal,
 }
 
@@ -365,7 +367,7 @@ impl Broker {
     ) {
         if is_letter {
             self.letters.insert(event);
-        } else {
+        } else if self.committed.is_none() && !self.is_on_the_wire {
             self.journal.landed(event);
         }
         let partition = usize::from(event.0) % PARTITIONS;
@@ -384,7 +386,7 @@ impl Broker {
 
     /// Everything that was sent arrives, and becomes visible.
     pub(super) fn commit(&mut self) {
-        if self.committed.is_some() {
+        if let Some(before) = self.committed {
             for queued in self
                 .own
                 .queues
@@ -396,6 +398,11 @@ impl Broker {
                 self.land(queued);
             }
             self.committed = Some(self.log.each_ref().map(Vec::len));
+            for (log, before) in self.log.iter().zip(before) {
+                for landed in &log[before..] {
+                    self.journal.landed(landed.event);
+                }
+            }
         }
     }
 
@@ -650,12 +657,12 @@ impl Broker {
     pub(super) fn producer_killed(&mut self, random: &mut fastrand::Rng) {
         let is_stale = self.own.is_stale;
         let before = self.log.each_ref().map(Vec::len);
-        let recorded = self.journal.steps.len();
+        self.is_on_the_wire = !self.others.is_empty();
         self.producer_gone(random);
+        self.is_on_the_wire = false;
         if self.others.is_empty() || self.committed.is_some() {
             return;
         }
-        self.journal.steps.truncate(recorded);
         for (partition, before) in before.into_iter().enumerate() {
             let landed = self.log[partition].split_off(before);
             self.late

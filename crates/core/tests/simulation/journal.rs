@@ -10,13 +10,16 @@ use super::broker::Logged;
 use super::server::Transaction;
 use super::world::World;
 
-/// The steps of a schedule in which no standby is promoted, with numbers in place of LSNs.
+/// The steps of a schedule until a standby is promoted, with numbers in place of LSNs.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    pub(super) steps: Vec<Step>,
+    steps: Vec<Step>,
     /// The transactions in the log, and the number of each event.
     log: Vec<Recorded>,
     events: HashMap<Logged, u16>,
+    /// The relay that had the slot or the lease.
+    owner: Option<usize>,
+    pub(super) is_over: bool,
 }
 
 #[derive(Debug)]
@@ -26,8 +29,17 @@ struct Recorded {
 }
 
 impl Journal {
+    fn push(&mut self, step: Step) {
+        if !self.is_over {
+            self.steps.push(step);
+        }
+    }
+
     /// Takes in what the log has more than before.
     fn take_commits(&mut self, log: &[Transaction]) {
+        if self.is_over {
+            return;
+        }
         for transaction in log.iter().skip(self.log.len()) {
             for event in &transaction.events {
                 let number = u16::try_from(self.events.len()).unwrap();
@@ -43,14 +55,16 @@ impl Journal {
     }
 
     pub(super) fn enqueued(&mut self, relay: usize, event: Logged) {
-        if let Some(event) = self.events.get(&event).copied() {
-            self.steps.push(Step::Enqueued { relay, event });
+        if !self.is_over {
+            let event = self.events[&event];
+            self.push(Step::Enqueued { relay, event });
         }
     }
 
     pub(super) fn landed(&mut self, event: Logged) {
-        if let Some(event) = self.events.get(&event).copied() {
-            self.steps.push(Step::Landed { event });
+        if !self.is_over {
+            let event = self.events[&event];
+            self.push(Step::Landed { event });
         }
     }
 
@@ -80,8 +94,19 @@ impl World {
     fn note_with(&self, step: impl FnOnce(&Journal) -> Step) {
         let journal = &mut self.broker.lock().unwrap().journal;
         journal.take_commits(&self.server.log);
+        let owner = self.server.owner;
+        match journal.owner.filter(|_| journal.owner != owner) {
+            // It ends its session itself, and says so.
+            Some(relay) if relay == self.server.acting && owner.is_none() => {}
+            before => {
+                if let Some(relay) = before {
+                    journal.push(Step::SessionCut { relay });
+                }
+                journal.owner = owner;
+            }
+        }
         let step = step(journal);
-        journal.steps.push(step);
+        journal.push(step);
     }
 
     pub(super) fn note_commits(&self) {

@@ -523,7 +523,6 @@ fn the_model_of_a_slot_follows_a_relay_that_streams() {
 fn the_model_of_two_relays_follows_them_from_table_to_slot() {
     let faults = Faults::of(&[
         Fault::Disconnect,
-        Fault::ServerCrash,
         Fault::DeliveryFailure,
         Fault::RelayKill,
         Fault::BrokerDown,
@@ -547,7 +546,6 @@ fn the_model_of_two_relays_follows_them_from_table_to_slot() {
 fn the_model_of_exactly_once_follows_two_relays() {
     let faults = Faults::of(&[
         Fault::Disconnect,
-        Fault::ServerCrash,
         Fault::DeliveryFailure,
         Fault::RelayKill,
         Fault::BrokerDown,

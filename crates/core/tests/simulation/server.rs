@@ -101,7 +101,7 @@ pub(super) struct Server {
     connection: Option<Connection>,
     /// The relay that acts, and the one that has the slot or the lease.
     pub(super) acting: usize,
-    owner: Option<usize>,
+    pub(super) owner: Option<usize>,
     /// When the server ends the session of an owner that stands still.
     expires: Option<Duration>,
 }

@@ -178,6 +178,11 @@ impl World {
         };
         if self.server.is_held(self.now) {
             self.relay.process.sessions.lost_table();
+            if self.server.is_taken() {
+                self.note(Step::StoodBy {
+                    relay: self.relay.number,
+                });
+            }
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
         self.take_turn();
@@ -482,9 +487,6 @@ impl World {
         self.server.disconnect();
         self.end_pass();
         self.end_store();
-        self.note(Step::SessionEnded {
-            relay: self.relay.number,
-        });
         let open = self.relay.process.open.take();
         let since = open.as_ref().map_or(self.now, |it| it.since);
         let lasted = self.now - since;
@@ -498,6 +500,9 @@ impl World {
             let has_stored = open.record.stored.position != self.stored.position;
             self.relay.process.sessions.stream_ended(lasted, has_stored);
         }
+        self.note(Step::SessionEnded {
+            relay: self.relay.number,
+        });
     }
 
     /// A store that nobody waits for any more may have happened.

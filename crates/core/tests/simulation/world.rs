@@ -540,6 +540,7 @@ impl World {
 
     /// The standby is promoted, and the relays come to it.
     fn fail_over(&mut self) {
+        self.broker.lock().unwrap().journal.is_over = true;
         let away = Duration::from_millis(self.random.u64(0..10_000));
         if self.mode.parks() {
             let stored = self.stored_there.as_ref().unwrap_or(&self.stored);
