@@ -111,7 +111,7 @@ fn verdict(survey: &Survey) -> Outcome {
             kind,
             format!("{wrong}; first: {} {}", first.check, first.subject).trim_end(),
         )
-        .remedy("do what the table names after `fix:`, and run doctor again")
+        .remedy("do what each `fix` says, and run doctor again")
         .into());
     }
     if count(survey, WARNING) == 0 {
