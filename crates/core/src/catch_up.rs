@@ -261,3 +261,32 @@ impl Read {
         published
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_keeps_up_to_where_the_transactions_beside_its_snapshot_were_committed() {
+        let snapshot = |text: &str| text.parse::<Snapshot>().unwrap();
+        let pair = Pair {
+            snapshot: snapshot("10:10:"),
+            lsn: Lsn::new(100),
+        };
+        let before = Published {
+            also: vec![15],
+            also_end: Some(Lsn::new(140)),
+            ..Published::at(pair)
+        };
+        let read = Read {
+            until: snapshot("12:12:"),
+            lsn: Lsn::new(130),
+            flushed: None,
+            savepoints: None,
+        };
+        let published = read.published(Some(&Rows::Unpublished), Some(before));
+        assert_eq!(published.also_end, Some(Lsn::new(140)));
+        let promoted = published.until(Lsn::new(140)).unwrap();
+        assert_eq!((promoted.also, promoted.forgotten), (vec![15], None));
+    }
+}
