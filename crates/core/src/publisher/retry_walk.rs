@@ -123,3 +123,32 @@ impl RetryWalk {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::{Lsn, Partial};
+
+    #[test]
+    fn an_event_is_not_stored_before_its_whole_transaction_is() {
+        let place = |via| Place {
+            commit_lsn: Lsn::new(120),
+            index: 0,
+            via,
+        };
+        let inside = Position {
+            end_lsn: Lsn::new(100),
+            partial: Some(Partial {
+                commit_lsn: Lsn::new(120),
+                index: 2,
+            }),
+        };
+        let at = |lsn| Position::at(Lsn::new(lsn));
+        for (stored, expected) in [(inside, false), (at(120), false), (at(121), true)] {
+            assert_eq!(is_stored(place(Via::Slot), &stored), expected, "{stored}");
+            // No slot sends these again.
+            assert!(is_stored(place(Via::Table), &stored));
+            assert!(is_stored(place(Via::Replay), &stored));
+        }
+    }
+}
