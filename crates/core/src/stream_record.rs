@@ -198,7 +198,9 @@ impl StreamRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DeliveryConfig;
     use crate::position::{Lsn, ServerIdentity};
+    use crate::publisher::tests::{AckingBus, setup};
 
     fn record() -> StreamRecord {
         StreamRecord::new(Stored {
@@ -345,5 +347,20 @@ mod tests {
         record.altered("9".to_owned(), 25);
         assert_eq!(record.publication_version(), "9");
         assert!(!record.is_reached(Position::at(Lsn::new(300))));
+    }
+
+    #[test]
+    fn an_idle_server_keeps_no_table_from_being_read() {
+        let at = Position::at(Lsn::new(300));
+        let setup = setup(DeliveryConfig::default());
+        let (bus, now) = (AckingBus::default(), Duration::ZERO);
+        let pipeline = Pipeline::new(&setup, at, at, None, bus, now).unwrap();
+        let mut record = record();
+        record.altered("8".to_owned(), 24);
+        assert_eq!(record.due(&pipeline, now, false), Due::Nothing);
+        record.took(versioned("24:24:", 300, "8"));
+        assert_eq!(record.due(&pipeline, now, false), Due::Progress(at));
+        assert!(record.at(at, None).catch_up.is_some());
+        assert_eq!(record.due(&pipeline, now, false), Due::Nothing);
     }
 }
