@@ -168,18 +168,13 @@ impl Left {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-    use std::task::{Context, Waker};
-    use std::time::Instant;
-
     use super::*;
     use crate::config::{DeliveryConfig, Guarantee};
-    use crate::decode::Value;
     use crate::position::Lsn;
     use crate::published_versions::TableFile;
+    use crate::publisher::pipeline::tests::take_in;
     use crate::publisher::tests::{AckingBus, setup, stored};
     use crate::recovery::TableTask;
-    use crate::testing::{COLUMNS, wire};
 
     fn process() -> Left {
         Left::of("a".to_owned())
@@ -311,29 +306,6 @@ mod tests {
             left.kept = Some(stored_by(&left, 2));
             assert_eq!(left.resume(None, server), counts);
         }
-    }
-
-    /// Takes in the rows of these ids, of the transaction at 100, which does not end.
-    fn take_in(pipeline: &mut Pipeline<AckingBus>, ids: &[&str]) {
-        pipeline.reconnected();
-        let row = |id: &&str| {
-            let values = [id, "order", "1", "placed", "{}"];
-            wire::insert(1, &values.map(|text| Value::Text(text.as_bytes())))
-        };
-        let described = wire::relation(1, "public", "outbox", &COLUMNS);
-        let rows = ids.iter().map(row);
-        for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
-            let now = Instant::now();
-            pipeline.data(Lsn::new(5), &message, now).unwrap();
-        }
-        let publisher = &mut pipeline.publisher;
-        let mut context = Context::from_waker(Waker::noop());
-        assert!(
-            pin!(publisher.receive_deliveries())
-                .poll(&mut context)
-                .is_ready()
-        );
-        publisher.delivered().unwrap();
     }
 
     /// P14: where a slot is lost inside of a transaction, its rest alone is read from the table.

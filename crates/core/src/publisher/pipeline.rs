@@ -423,9 +423,41 @@ impl OpenTransaction {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::*;
+    use crate::config::DeliveryConfig;
+    use crate::decode::Value;
+    use crate::ledger::trail::Pair;
     use crate::position::Partial;
+    use crate::publisher::tests::{AckingBus, setup};
+    use crate::snapshot::Snapshot;
+    use crate::testing::{COLUMNS, wire};
+
+    /// Takes in the rows of these ids, of the transaction at 100, which does not end.
+    pub(crate) fn take_in(pipeline: &mut Pipeline<AckingBus>, ids: &[&str]) {
+        pipeline.reconnected();
+        let row = |id: &&str| {
+            let values = [id, "order", "1", "placed", "{}"];
+            wire::insert(1, &values.map(|text| Value::Text(text.as_bytes())))
+        };
+        let described = wire::relation(1, "public", "outbox", &COLUMNS);
+        let rows = ids.iter().map(row);
+        for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
+            let now = Instant::now();
+            pipeline.data(Lsn::new(5), &message, now).unwrap();
+        }
+        let publisher = &mut pipeline.publisher;
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(
+            pin!(publisher.receive_deliveries())
+                .poll(&mut context)
+                .is_ready()
+        );
+        publisher.delivered().unwrap();
+    }
 
     fn row(outbox: usize, id: &[u8]) -> RowId {
         RowId::new(outbox, std::iter::once(id))
@@ -479,5 +511,31 @@ mod tests {
         (0..3).for_each(|index| put(&mut begun, index, 0, &id));
         assert!(begun.delivered(&inside(10, 1)).is_empty());
         assert_eq!(begun.ids.len(), BYTES_MAX);
+    }
+
+    /// P2: transactions before it may come again.
+    #[test]
+    fn no_row_of_an_open_transaction_counts_as_delivered_behind_forgotten_transactions() {
+        for (forgotten, expected) in [
+            (None, vec![row(0, b"a"), row(0, b"b")]),
+            (Some(15), Vec::new()),
+        ] {
+            let known = Published {
+                forgotten,
+                ..Published::at(Pair {
+                    snapshot: Snapshot::below(10),
+                    lsn: Lsn::ZERO,
+                })
+            };
+            let at = Position::default();
+            let setup = setup(DeliveryConfig::default());
+            let (bus, now) = (AckingBus::default(), Duration::ZERO);
+            let begun = Pipeline::new(&setup, at, at, Some(known), bus, now);
+            let mut pipeline = begun.unwrap();
+            take_in(&mut pipeline, &["a", "b"]);
+            let position = pipeline.publisher.ledger.delivered();
+            let inside = pipeline.delivered_at(position).inside;
+            assert_eq!(inside, expected, "{forgotten:?}");
+        }
     }
 }
