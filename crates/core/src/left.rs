@@ -168,13 +168,19 @@ impl Left {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::config::{DeliveryConfig, Guarantee};
+    use crate::ledger::trail::Pair;
     use crate::position::Lsn;
     use crate::published_versions::TableFile;
     use crate::publisher::pipeline::tests::take_in;
     use crate::publisher::tests::{AckingBus, setup, stored};
+    use crate::publisher::write_back::WriteBack;
     use crate::recovery::TableTask;
+    use crate::snapshot::Snapshot;
+    use crate::testing::wire;
 
     fn process() -> Left {
         Left::of("a".to_owned())
@@ -308,6 +314,23 @@ mod tests {
         }
     }
 
+    /// A session at the table goes on from here.
+    fn table_start(position: Position) -> TableStart {
+        TableStart {
+            task: TableTask::GoOn,
+            stored: Stored {
+                position,
+                ..stored(1, 0)
+            },
+            is_altered: false,
+            notes: Vec::new(),
+        }
+    }
+
+    fn row(id: &str) -> RowId {
+        RowId::new(0, std::iter::once(id.as_bytes()))
+    }
+
     /// P14: where a slot is lost inside of a transaction, its rest alone is read from the table.
     #[test]
     fn rows_of_an_open_transaction_are_known_at_the_table_however_many_producers_there_were() {
@@ -332,21 +355,44 @@ mod tests {
                 pipeline.stored(at);
                 left.ended(&mut pipeline);
             }
-            let mut start = TableStart {
-                task: TableTask::GoOn,
-                stored: Stored {
-                    position: at,
-                    ..stored(1, 0)
-                },
-                is_altered: false,
-                notes: Vec::new(),
-            };
-            let row = |id: &str| RowId::new(0, std::iter::once(id.as_bytes()));
             assert_eq!(
-                left.tell(&mut start, &TableReason::Gap),
+                left.tell(&mut table_start(at), &TableReason::Gap),
                 ["a", "b", "c"].map(row),
                 "{guarantee:?}"
             );
         }
+    }
+
+    /// P2: rows of its aggregate that are before it may come again.
+    #[test]
+    fn a_row_that_only_waits_to_be_marked_is_not_left_out_at_the_table() {
+        let mut left = process();
+        let at = Position::default();
+        let acked = WriteBack::Acked(row("a"));
+        left.write_backs.push(at, acked, None, 0);
+        let delivered = left.tell(&mut table_start(at), &TableReason::Gap);
+        assert_eq!((delivered, left.write_backs.len()), (Vec::new(), 1));
+    }
+
+    #[test]
+    fn a_delivered_transaction_that_is_not_stored_counts_as_published_at_the_table() {
+        let mut left = process();
+        let stored = Position::default();
+        let known = Published::at(Pair {
+            snapshot: Snapshot::below(1),
+            lsn: Lsn::ZERO,
+        });
+        let setup = setup(DeliveryConfig::default());
+        let now = Duration::ZERO;
+        let begun = left.begin(&setup, stored, Some(known), AckingBus::default(), now);
+        let mut pipeline = begun.unwrap();
+        take_in(&mut pipeline, &["a"]);
+        let commit = wire::commit(100, 110, 9);
+        pipeline.data(Lsn::new(5), &commit, Instant::now()).unwrap();
+        left.ended(&mut pipeline);
+        let mut start = table_start(stored);
+        left.tell(&mut start, &TableReason::Gap);
+        let published = start.stored.published;
+        assert_eq!(published.map(|it| it.also), Some(vec![1]));
     }
 }
