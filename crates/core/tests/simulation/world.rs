@@ -313,6 +313,7 @@ impl World {
             }
             self.one_thing()
         };
+        self.note_commits();
         self.end_wait();
         self.reached.steps += 1;
         self.tell(what);
@@ -506,7 +507,6 @@ impl World {
     fn write(&mut self) {
         let before = self.server.log.len();
         self.server.write(&mut self.random);
-        self.note_commits();
         let mut broker = self.broker.lock().unwrap();
         for event in self.server.log[before..].iter().flat_map(|it| &it.events) {
             match self.random.u8(0..20) {
