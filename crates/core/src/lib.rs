@@ -18,12 +18,12 @@
 //! | promise | decided in | mutants |
 //! |---|---|---|
 //! | P1 confirm | the place of an event [`event`] (`assemble.rs`); the position [`ledger`]; the LSN [`ledger::confirm`]; whether the position belongs to the slot [`start`] | 01 to 17, 38, 56 to 58, 77 to 79, 81, 82, 101 |
-//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`]; on a bus that answers for each record [`lanes`] | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 85 |
+//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`]; on a bus that answers for each record [`lanes`] | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 85, 121, 122 |
 //! | P1, P2 after the turn of another relay | [`turn`], [`left`], [`stored`] | 71 to 75, 87 |
 //! | P3 nothing skipped | [`publisher::judge`], [`publisher::quarantine`], [`parked`] | 23, 37, 44, 48, 49, 90, 91, 93 |
 //! | P4 memory, P5 back-pressure | [`publisher`] (`intake.rs`), [`ledger`]; status updates by the program | 24, 25 |
 //! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives | 26 |
-//! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 113, 116 |
+//! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 113, 116, 123 |
 //! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | 36, 52, 67, 69, 106, 107 |
 //! | P11 hostile input | each parser here; [`printable`], [`secret`] | 32; tests `fuzzed_…` |
 //! | P12 the table | [`recovery`], [`catch_up`], [`table_read`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |

@@ -353,7 +353,8 @@ mod tests {
     fn an_idle_server_keeps_no_table_from_being_read() {
         let at = Position::at(Lsn::new(300));
         let setup = setup(DeliveryConfig::default());
-        let (bus, now) = (AckingBus::default(), Duration::ZERO);
+        let bus = AckingBus::default();
+        let now = Duration::ZERO;
         let pipeline = Pipeline::new(&setup, at, at, None, bus, now).unwrap();
         let mut record = record();
         record.altered("8".to_owned(), 24);

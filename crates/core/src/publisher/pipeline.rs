@@ -529,7 +529,8 @@ pub(crate) mod tests {
             };
             let at = Position::default();
             let setup = setup(DeliveryConfig::default());
-            let (bus, now) = (AckingBus::default(), Duration::ZERO);
+            let bus = AckingBus::default();
+            let now = Duration::ZERO;
             let begun = Pipeline::new(&setup, at, at, Some(known), bus, now);
             let mut pipeline = begun.unwrap();
             take_in(&mut pipeline, &["a", "b"]);
