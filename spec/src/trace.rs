@@ -1,10 +1,10 @@
 //! What the simulation of the core recorded, as a path of a model.
 //!
-//! A recorded step is what can be seen of a relay from outside. A model follows it: the actions that
-//! stand for the step, and those before it that nobody records, such as acks, have to be possible in
-//! the model. The properties of the model have to hold in each state on the way, and in the last
-//! one those of the end. Each `follow_…` lists the steps that it passes over; all others it has no
-//! actions for are refused.
+//! A recorded step is what can be seen of a relay from outside. A model follows it: the actions
+//! that stand for the step, and those before it that nobody records, such as acks, have to be
+//! possible in the model. The properties of the model have to hold in each state on the way, and in
+//! the last one those of the end. Each `follow_…` lists the steps that it passes over; all others
+//! it has no actions for are refused.
 
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Write as _};

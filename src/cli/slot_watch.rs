@@ -230,8 +230,8 @@ impl SlotWatch {
         }
     }
 
-    /// Logs each kind of error once, until a look succeeds. A relay that does not stream says itself
-    /// that it cannot reach Postgres.
+    /// Logs each kind of error once, until a look succeeds. A relay that does not stream says
+    /// itself that it cannot reach Postgres.
     fn tell(&mut self, error: &Error) {
         let slot = &self.source.slot;
         let is_heard = self.is_alone || self.telemetry.metrics.is_streaming();

@@ -453,7 +453,8 @@ impl Settings {
         otel(&self.base, &self.environment)
     }
 
-    /// Refuses settings that contradict each other. [`validate_outbox`] refuses those of one outbox.
+    /// Refuses settings that contradict each other. [`validate_outbox`] refuses those of one
+    /// outbox.
     fn validate(&self, config: &Config) -> Result<()> {
         let mut errors = Errors::default();
         errors.keep(self.validate_source(config));

@@ -113,8 +113,8 @@ impl RelayProducer {
         self.change_to(State::Running(pipeline));
     }
 
-    /// Takes the sink out, to close it, or for another source than the slot once nothing of it is in
-    /// flight.
+    /// Takes the sink out, to close it, or for another source than the slot once nothing of it is
+    /// in flight.
     pub(super) fn take_sink(&mut self) -> Result<AnySink> {
         match self.change_to(State::Absent) {
             State::Running(pipeline) => Ok(pipeline.publisher.sink),

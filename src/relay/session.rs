@@ -512,7 +512,8 @@ async fn identify_by_any(
 }
 
 /// The producer that outlives sessions, as it was `given`, or one of this session's own, which has
-/// fenced all before it. Call only with slot or lease. Waits for the bus as [`once_reachable`] does.
+/// fenced all before it. Call only with slot or lease. Waits for the bus as [`once_reachable`]
+/// does.
 async fn producer_of_session(
     config: &Config,
     given: Option<SinkHandle>,

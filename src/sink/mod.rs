@@ -263,8 +263,9 @@ impl BusChecks for NoChecks {}
 
 /// What a handle can do: see [`SinkHandle`].
 pub trait BusHandle: Send + Sync + std::fmt::Debug {
-    /// Abandons all records that were not acked, and says how many records that was; none where there
-    /// were none, and then the sink goes on. Otherwise it takes no more, and reports a failure.
+    /// Abandons all records that were not acked, and says how many records that was; none where
+    /// there were none, and then the sink goes on. Otherwise it takes no more, and reports a
+    /// failure.
     fn abandon(&self) -> Option<usize>;
     /// Waits until the bus has refused us for some seconds on end, and says why.
     fn unusable(&self) -> BoxFuture<'_, Error>;
@@ -283,8 +284,8 @@ impl SinkHandle {
         SinkHandle(Some(Arc::new(handle)))
     }
 
-    /// Abandons all records that were not acked, and says how many records that was; none where there
-    /// were none.
+    /// Abandons all records that were not acked, and says how many records that was; none where
+    /// there were none.
     pub(crate) fn abandon(&self) -> Option<usize> {
         self.0.as_ref()?.abandon()
     }

@@ -296,8 +296,8 @@ impl Lanes {
     /// sent again at once.
     ///
     /// Where other records were acked since it first was so, the bus takes others and not this one:
-    /// it counts as refused for now, with `error`. Gives whether that is so. Without an `error`, the
-    /// record had no part in it.
+    /// it counts as refused for now, with `error`. Gives whether that is so. Without an `error`,
+    /// the record had no part in it.
     pub fn unknown(&mut self, attempt: AttemptId, error: Option<Error>, now: Instant) -> bool {
         let Some(id) = self.landed(attempt) else {
             return false;

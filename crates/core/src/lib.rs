@@ -5,15 +5,15 @@
 //! core has no socket, no task and no timer; times are arguments. The program `walrelay` carries
 //! out what the core decides.
 //!
-//! Two inputs are no arguments. [`publisher::Publisher`] sends records to a [`sink::Sink`] and waits
-//! for the sink's deliveries. The back-off of events that failed draws from the generator of
+//! Two inputs are no arguments. [`publisher::Publisher`] sends records to a [`sink::Sink`] and
+//! waits for the sink's deliveries. The back-off of events that failed draws from the generator of
 //! `fastrand`, which a test seeds.
 //!
 //! # Promises
 //!
-//! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/` break
-//! them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4, P6, P9,
-//! P12 to P14 and a part of P8, most of them in `promises.rs`.
+//! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/`
+//! break them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4,
+//! P6, P9, P12 to P14 and a part of P8, most of them in `promises.rs`.
 //!
 //! | promise | decided in | mutants |
 //! |---|---|---|

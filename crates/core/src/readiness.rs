@@ -178,7 +178,8 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// A relay that is not ready, as it has reported nothing. `bus`: the name of the bus, for texts.
+    /// A relay that is not ready, as it has reported nothing. `bus`: the name of the bus, for
+    /// texts.
     pub fn new(bus: &'static str, ready_within: Duration) -> Self {
         Readiness {
             bus,

@@ -150,9 +150,9 @@ impl Rules<'_> {
         }
     }
 
-    /// What the holder of the lease begins with.
-    /// Errors: [`Kind::SlotActive`] where nothing has to be done by now; a person has to choose, and
-    /// the remedy lists the choices; the table cannot be polled.
+    /// What the holder of the lease begins with. Errors: [`Kind::SlotActive`] where nothing has to
+    /// be done by now; a person has to choose, and the remedy lists the choices; the table cannot
+    /// be polled.
     pub fn table_start(
         &self,
         why: &TableReason,

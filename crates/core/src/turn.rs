@@ -15,8 +15,8 @@ pub fn bearable(silence: Duration) -> Duration {
 
 /// Knows whether another relay was at work since the last session of this process.
 ///
-/// The other one may have published copies of what this one delivered. So later events of their keys
-/// have to come again behind them (P2).
+/// The other one may have published copies of what this one delivered. So later events of their
+/// keys have to come again behind them (P2).
 #[derive(Debug)]
 pub struct Turn {
     /// Whether nothing counts that this process delivered.

@@ -45,8 +45,8 @@ pub struct InFlight {
 const KEPT_BYTES: usize = 512;
 
 impl InFlight {
-    /// Memory for what is kept of an event from its ack to its delivery: something, where its row is
-    /// written to later, or where the bus could have refused it.
+    /// Memory for what is kept of an event from its ack to its delivery: something, where its row
+    /// is written to later, or where the bus could have refused it.
     #[expect(
         clippy::ref_option,
         reason = "the ledger lends what it has of an event"

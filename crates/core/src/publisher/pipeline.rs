@@ -310,8 +310,8 @@ impl<S: Sink> Pipeline<S> {
     }
 
     /// Whether a relay that leaves still has something to do: something received is not acked, not
-    /// stored or not confirmable. Keepalives alone are stored only after a look at the catalogs, and
-    /// `may_look` says whether one can tell anything.
+    /// stored or not confirmable. Keepalives alone are stored only after a look at the catalogs,
+    /// and `may_look` says whether one can tell anything.
     pub fn has_left_over(&self, now: Duration, may_look: bool) -> bool {
         if self.publisher.write_backs.is_over() && self.is_stored_as_far_as_written_back() {
             return false;

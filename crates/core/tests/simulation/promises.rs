@@ -323,7 +323,8 @@ impl World {
         logged.filter(|it| it.event == event).count()
     }
 
-    /// Events that are there more often than they were asked for, unless a record of their key came late.
+    /// Events that are there more often than they were asked for, unless a record of their key came
+    /// late.
     pub(super) fn duplicates(&self) -> Vec<Logged> {
         let mut seen: BTreeMap<Logged, usize> = BTreeMap::new();
         let requeued = self.tables.as_ref().map(|tables| &tables.requeued);

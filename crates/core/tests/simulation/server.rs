@@ -26,7 +26,8 @@ const FIRST_XID: u64 = 700;
 const RUNNING_MAX: usize = 3;
 /// The transactions that no snapshot sees, although their commit records are in the log.
 const UNSEEN_MAX: usize = 2;
-/// How long a commit may wait for a relay that streams, and takes in, delivers and confirms nothing.
+/// How long a commit may wait for a relay that streams, and takes in, delivers and confirms
+/// nothing.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Of messages that are events.
@@ -72,8 +73,8 @@ pub(super) struct Server {
     unseen: Vec<Unseen>,
     /// Where the log has each alteration of the publication, and the version that it made.
     alterations: Vec<(Lsn, u64)>,
-    /// The transaction of an alteration that no snapshot sees, although the slot heeds it from there
-    /// on.
+    /// The transaction of an alteration that no snapshot sees, although the slot heeds it from
+    /// there on.
     altering: Option<(Lsn, u64)>,
     /// The last one that was rolled back.
     rolled_back: Option<u64>,

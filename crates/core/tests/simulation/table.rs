@@ -1,7 +1,7 @@
 //! The relay at the table: it reads the rows that no slot sends, and makes a slot for the rest.
 //!
-//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. Which rows are read, what
-//! of them is published and what is stored is the core's.
+//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. Which rows are read,
+//! what of them is published and what is stored is the core's.
 
 use std::collections::{HashSet, VecDeque};
 

@@ -1,7 +1,7 @@
 //! Relays of one slot, of which one acts at each step.
 //!
-//! The server knows which one has the slot, or the lease on the table. A relay that stands still does
-//! not act until it goes on; its records arrive all the same, and the server ends its session.
+//! The server knows which one has the slot, or the lease on the table. A relay that stands still
+//! does not act until it goes on; its records arrive all the same, and the server ends its session.
 
 use std::time::Duration;
 

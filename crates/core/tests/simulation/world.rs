@@ -77,8 +77,8 @@ pub(super) struct World {
     /// Aggregates with rows that did not come again when those were read that said that they were
     /// pending: they were marked, and not stored as published.
     pub(super) marked_unstored: BTreeSet<u8>,
-    /// Where nothing else fails: how often each event was published by then that does not come again
-    /// at an alteration, since a snapshot from before saw it.
+    /// Where nothing else fails: how often each event was published by then that does not come
+    /// again at an alteration, since a snapshot from before saw it.
     pub(super) finished: BTreeMap<Logged, usize>,
     /// The relay that acts, and the others.
     pub(super) relay: Relay,
@@ -812,8 +812,8 @@ impl World {
         }
     }
 
-    /// A relay that is at work is told to stop: it takes in no more, waits for acks for a while, and
-    /// ends. Whether one was.
+    /// A relay that is at work is told to stop: it takes in no more, waits for acks for a while,
+    /// and ends. Whether one was.
     fn stop(&mut self) -> bool {
         if self.is_open() && self.relay.reading.is_some() {
             let may_end = self.mode.may_end_at_table();
