@@ -458,6 +458,7 @@ pub fn follow_once(steps: &[Step]) -> Result<Reached, String> {
             }
             Step::Committed => (0..events.commit()).try_for_each(|_| at.take(Action::Write)),
             Step::TurnTaken { relay } => {
+                expect("stores under way", storing, [None; RELAYS])?;
                 at.take(Action::TakeSlot(relay))?;
                 at.take(Action::Fence(relay))?;
                 at.take(Action::ReadPosition(relay))
@@ -491,7 +492,7 @@ pub fn follow_once(steps: &[Step]) -> Result<Reached, String> {
             }
             Step::Stored { relay } => match storing[relay].take() {
                 None => Err("no store was begun".to_owned()),
-                Some((_, false)) => Ok(()),
+                Some((position, false)) => expect("the position", position, at.state.bus.position),
                 Some((position, true)) => at.follow_commit(relay, position, &events),
             },
             Step::StoreLost { relay } => match storing[relay].take() {

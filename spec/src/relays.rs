@@ -543,6 +543,7 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
     let mut events = Events::default();
     let mut storing = [None; RELAYS];
     let mut turn = None;
+    let mut reads = None;
     // Those that were cut off, and may still send the one event that waited for room.
     let mut sends_late = [false; RELAYS];
     Follower::new(model, begins).walk(steps, |at, step| {
@@ -563,6 +564,9 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
                 expect("another relay is at work", true, is_taken)
             }
             Step::TurnTaken { relay } => {
+                expect("stores under way", storing, [None; RELAYS])?;
+                expect("who reads", reads.filter(|reader| *reader != relay), None)?;
+                sends_late[relay] = false;
                 turn = Some(relay);
                 at.follow_turn(relay)
             }
@@ -572,6 +576,7 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
             }
             Step::Reads { relay } => {
                 expect("whose turn it is", turn, Some(relay))?;
+                reads = Some(relay);
                 at.take_if_possible(Action::GoOn(relay))
             }
             Step::SlotMade { relay, place } => {
@@ -614,16 +619,19 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
             }
             Step::Confirmed { relay, place } => at.follow_confirmed(relay, events.before(place)?),
             Step::SessionCut { relay } => {
+                reads.take_if(|reader| *reader == relay);
                 sends_late[relay] = true;
                 at.take_if_possible(Action::StandStill(relay))
             }
             Step::SessionEnded { relay } => {
+                reads.take_if(|reader| *reader == relay);
                 sends_late[relay] = false;
                 turn.take_if(|at_work| *at_work == relay);
                 at.take_if_possible(Action::StandStill(relay))?;
                 at.take_if_possible(Action::Notice(relay))
             }
             Step::Killed { relay } => {
+                reads.take_if(|reader| *reader == relay);
                 sends_late[relay] = false;
                 turn.take_if(|at_work| *at_work == relay);
                 at.take_if_possible(Action::Crash(relay))?;

@@ -479,6 +479,27 @@ mod tests {
         refused(follow_once, &with(&[enqueued(0)]), "0 is at work in");
         refused(follow_relays, &with(&stored(FIRST)), "whose turn it is");
         refused(follow_once, &with(&stored(FIRST)), "0 is at work in");
+        // Two relays read the table.
+        let relay = 0;
+        let mut steps = begins();
+        steps.extend([
+            Step::SlotLost,
+            Step::SessionEnded { relay },
+            Step::TurnTaken { relay },
+            Step::Reads { relay },
+            Step::TurnTaken { relay: 1 },
+        ]);
+        refused(follow_relays, &steps, "who reads");
+        // A store arrives after the turn of the other one.
+        let progress = Progress::Delivered(Place::default());
+        let mut steps = begins();
+        steps.extend([
+            Step::StoreBegun { relay, progress },
+            Step::SessionCut { relay },
+            Step::TurnTaken { relay: 1 },
+        ]);
+        refused(follow_relays, &steps, "stores under way");
+        refused(follow_once, &steps, "stores under way");
         // A stand-by streams or reads without its turn.
         for step in [Step::Streams { relay: 1 }, Step::Reads { relay: 1 }] {
             let mut steps = begins();

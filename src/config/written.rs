@@ -159,7 +159,7 @@ fn unset(path: &str) -> &'static str {
         "route.partition" => "follows from the key",
         "route.timestamp" => "when the record is produced",
         "format.value" => "follows from the column payload",
-        "slot.backlog" => "none after setup, else pending rows where outbox.pending is set, or all",
+        "slot.backlog" => "pending rows where outbox.pending is set, else all, or none after setup",
         "slot.max_retained_bytes" => "without bound",
         "outbox.order_by" | "outbox.time" => "follows from the table's columns",
         "outbox.retention" => "for ever",

@@ -106,6 +106,9 @@ impl World {
             }
         }
         let step = step(journal);
+        if let Step::SessionEnded { relay } | Step::Killed { relay } = step {
+            journal.owner.take_if(|before| *before == relay);
+        }
         journal.push(step);
     }
 
