@@ -623,18 +623,14 @@ pub fn follow_relays(steps: &[Step]) -> Result<Reached, String> {
                 sends_late[relay] = true;
                 at.take_if_possible(Action::StandStill(relay))
             }
-            Step::SessionEnded { relay } => {
+            Step::SessionEnded { relay } | Step::Killed { relay } => {
                 reads.take_if(|reader| *reader == relay);
                 sends_late[relay] = false;
                 turn.take_if(|at_work| *at_work == relay);
-                at.take_if_possible(Action::StandStill(relay))?;
-                at.take_if_possible(Action::Notice(relay))
-            }
-            Step::Killed { relay } => {
-                reads.take_if(|reader| *reader == relay);
-                sends_late[relay] = false;
-                turn.take_if(|at_work| *at_work == relay);
-                at.take_if_possible(Action::Crash(relay))?;
+                at.take_if_possible(match step {
+                    Step::Killed { .. } => Action::Crash(relay),
+                    _ => Action::StandStill(relay),
+                })?;
                 at.take_if_possible(Action::Notice(relay))
             }
             // What counts as delivered is told by what is stored; no server is killed.

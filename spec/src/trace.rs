@@ -319,21 +319,24 @@ mod tests {
         events: 0,
     };
 
-    /// Two transactions of an event each, of one aggregate, and a relay that streams.
-    fn begins() -> Vec<Step> {
-        vec![
-            Step::Row { key: 0 },
-            Step::Committed,
-            Step::Row { key: 0 },
-            Step::Committed,
-            Step::TurnTaken { relay: 0 },
+    /// A relay begins to stream.
+    fn streams(relay: usize) -> [Step; 3] {
+        [
+            Step::TurnTaken { relay },
             Step::ProducerBegun {
-                relay: 0,
+                relay,
                 place: Place::default(),
                 reads_topics: false,
             },
-            Step::Streams { relay: 0 },
+            Step::Streams { relay },
         ]
+    }
+
+    /// Two transactions of an event each, of one aggregate, and a relay that streams.
+    fn begins() -> Vec<Step> {
+        let mut steps = [Step::Row { key: 0 }, Step::Committed].repeat(2);
+        steps.extend(streams(0));
+        steps
     }
 
     fn enqueued(event: Event) -> Step {
@@ -453,15 +456,7 @@ mod tests {
 
     #[test]
     fn no_model_follows_two_relays_at_work() {
-        let second = [
-            Step::TurnTaken { relay: 1 },
-            Step::ProducerBegun {
-                relay: 1,
-                place: Place::default(),
-                reads_topics: false,
-            },
-            Step::Streams { relay: 1 },
-        ];
+        let second = streams(1);
         let mut steps = begins();
         steps.extend(second);
         refused(follow_relays, &steps, "no other relay is at work");

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use walrelay_core::position::{Lsn, Position};
+use walrelay_core::position::Position;
 use walrelay_core::stored::Stored;
 use walrelay_spec::trace::{Place, Progress, Step};
 
@@ -14,18 +14,12 @@ use super::world::World;
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     steps: Vec<Step>,
-    /// The transactions in the log, and the number of each event.
-    log: Vec<Recorded>,
+    /// How many transactions of the log are taken in, and the number of each event.
+    transactions: usize,
     events: HashMap<Logged, u16>,
     /// The relay that had the slot or the lease.
     owner: Option<usize>,
     pub(super) is_over: bool,
-}
-
-#[derive(Debug)]
-struct Recorded {
-    commit_lsn: Lsn,
-    end_lsn: Lsn,
 }
 
 impl Journal {
@@ -40,18 +34,15 @@ impl Journal {
         if self.is_over {
             return;
         }
-        for transaction in log.iter().skip(self.log.len()) {
+        for transaction in log.iter().skip(self.transactions) {
             for event in &transaction.events {
                 let number = u16::try_from(self.events.len()).unwrap();
                 self.events.insert(*event, number);
                 self.steps.push(Step::Row { key: event.0 });
             }
             self.steps.push(Step::Committed);
-            self.log.push(Recorded {
-                commit_lsn: transaction.commit_lsn,
-                end_lsn: transaction.end_lsn,
-            });
         }
+        self.transactions = log.len();
     }
 
     pub(super) fn enqueued(&mut self, relay: usize, event: Logged) {
@@ -67,31 +58,25 @@ impl Journal {
             self.push(Step::Landed { event });
         }
     }
+}
 
-    fn place(&self, position: Position) -> Place {
-        let whole = self
-            .log
-            .partition_point(|it| it.end_lsn <= position.end_lsn);
-        let next = self.log.get(whole);
-        let events = next.map_or(0, |next| position.delivered_of(next.commit_lsn));
-        Place {
-            transactions: u16::try_from(whole).unwrap(),
-            events: u16::try_from(events).unwrap(),
-        }
+fn place(position: Position, log: &[Transaction]) -> Place {
+    let whole = log.partition_point(|it| it.end_lsn <= position.end_lsn);
+    let next = log.get(whole);
+    let events = next.map_or(0, |next| position.delivered_of(next.commit_lsn));
+    Place {
+        transactions: u16::try_from(whole).unwrap(),
+        events: u16::try_from(events).unwrap(),
     }
 }
 
 impl World {
-    pub(super) fn note(&self, step: Step) {
-        self.note_with(|_| step);
-    }
-
     /// A step that has the place of a position.
     pub(super) fn note_place(&self, position: Position, step: impl FnOnce(Place) -> Step) {
-        self.note_with(|journal| step(journal.place(position)));
+        self.note(step(place(position, &self.server.log)));
     }
 
-    fn note_with(&self, step: impl FnOnce(&Journal) -> Step) {
+    pub(super) fn note(&self, step: Step) {
         let journal = &mut self.broker.lock().unwrap().journal;
         journal.take_commits(&self.server.log);
         let owner = self.server.owner;
@@ -105,7 +90,6 @@ impl World {
                 journal.owner = owner;
             }
         }
-        let step = step(journal);
         if let Step::SessionEnded { relay } | Step::Killed { relay } = step {
             journal.owner.take_if(|before| *before == relay);
         }

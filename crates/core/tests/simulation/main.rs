@@ -519,17 +519,19 @@ fn the_model_of_a_slot_follows_a_relay_that_streams() {
     explore_following("slot", plan, trace::follow_slot, &paths);
 }
 
+/// What the models of two relays know.
+const FOLLOWED_FAULTS: [Fault; 6] = [
+    Fault::Disconnect,
+    Fault::DeliveryFailure,
+    Fault::RelayKill,
+    Fault::BrokerDown,
+    Fault::SlotActive,
+    Fault::StoodStill,
+];
+
 #[test]
 fn the_model_of_two_relays_follows_them_from_table_to_slot() {
-    let faults = Faults::of(&[
-        Fault::Disconnect,
-        Fault::DeliveryFailure,
-        Fault::RelayKill,
-        Fault::BrokerDown,
-        Fault::SlotActive,
-        Fault::SlotLost,
-        Fault::StoodStill,
-    ]);
+    let faults = Faults::of(&FOLLOWED_FAULTS).with(Fault::SlotLost);
     let plan = |seed: u64| {
         let bus = match seed.is_multiple_of(2) {
             true => Bus::Gapless,
@@ -544,14 +546,7 @@ fn the_model_of_two_relays_follows_them_from_table_to_slot() {
 
 #[test]
 fn the_model_of_exactly_once_follows_two_relays() {
-    let faults = Faults::of(&[
-        Fault::Disconnect,
-        Fault::DeliveryFailure,
-        Fault::RelayKill,
-        Fault::BrokerDown,
-        Fault::SlotActive,
-        Fault::StoodStill,
-    ]);
+    let faults = Faults::of(&FOLLOWED_FAULTS);
     let mode = TRANSACTIONAL.with_relays(2);
     let paths = [
         "a fence of an open transaction",
