@@ -35,12 +35,7 @@ use walrelay_core::printable::counted;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Retry, Sessions, TableReason};
-
-/// The pause of a stand-by between two looks. Up to as much again is added, so that two of them do
-/// not come in step.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How often it is looked whether it could take over.
-const FIT_EVERY: Duration = Duration::from_secs(5);
+use walrelay_core::turn::{AtWork, Look, StandBy};
 
 /// How long the bus has to answer before the slot is taken: a relay that cannot deliver leaves it
 /// to one that can.
@@ -485,28 +480,31 @@ impl Relay {
         let mut waited_for: Option<Holder> = None;
         let waiting = async {
             // Some other reason than a holder must not make it spin.
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(StandBy::wait(fastrand::f64())).await;
             let name = format!("walrelay/{}/stand-by", source.slot);
             let sql = SqlSession::connect(&source.database, &name).await?;
             none_left_behind(sql.client(), &self.config).await?;
-            let mut fit_at = Instant::now() + FIT_EVERY;
+            let began = Instant::now();
+            let mut stand_by = StandBy::new(began.elapsed());
             let mut is_logged = false;
-            while let Some(now) = holder(sql.client(), &source.slot).await? {
-                // It keeps no relay from the slot: that is tried again.
-                if now.stranger.is_some() && fit_at <= Instant::now() {
-                    break;
+            loop {
+                let found = holder(sql.client(), &source.slot).await?;
+                let at_work = found.as_ref().map(|it| it.at_work(self.walsender_pid));
+                let look = stand_by.look(at_work, began.elapsed());
+                if look == Look::Open {
+                    return Ok(());
                 }
-                if waited_for.as_ref() != Some(&now) {
-                    self.waits_for(&now).await;
-                    waited_for = Some(now);
+                if waited_for != found {
+                    if let (Some(holder), Some(at_work)) = (&found, at_work) {
+                        self.waits_for(holder, at_work).await;
+                    }
+                    waited_for = found;
                 }
-                if fit_at <= Instant::now() {
-                    fit_at = Instant::now() + FIT_EVERY;
+                if look == Look::Check {
                     is_logged = self.is_unfit(sql.client(), is_logged).await;
                 }
-                tokio::time::sleep(LOOK_EVERY.mul_f64(1.0 + fastrand::f64())).await;
+                tokio::time::sleep(StandBy::wait(fastrand::f64())).await;
             }
-            Ok(())
         };
         let ended = tokio::select! {
             () = stop.at_least(Stop::Drain) => Ok(()),
@@ -533,26 +531,24 @@ impl Relay {
         is_logged || error.kind().halts()
     }
 
-    async fn waits_for(&mut self, holder: &Holder) {
+    async fn waits_for(&mut self, holder: &Holder, at_work: AtWork) {
         self.telemetry.standing_by(Some(holder.to_string()));
         let slot = &self.config.source.slot;
-        if self.walsender_pid == Some(holder.pid) {
-            tracing::info!(event = "own_session_awaited", %slot, %holder,
+        match at_work {
+            AtWork::Own => tracing::info!(event = "own_session_awaited", %slot, %holder,
                 "the server still has this relay's last session, and ends it after \
-                 wal_sender_timeout");
-            return;
+                 wal_sender_timeout"),
+            AtWork::Stranger => {
+                holder
+                    .intruder()
+                    .into_iter()
+                    .for_each(warn_once(&mut self.warned, slot));
+            }
+            AtWork::Streams | AtWork::Reads => tracing::info!(event = "standing_by", %slot,
+                %holder, "standing by: another relay is at work"),
         }
-        if let Some(intruder) = holder.intruder() {
-            warn_once(&mut self.warned, slot)(intruder);
-            return;
-        }
-        tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at \
-            work");
-        // It may store nothing.
-        if holder.streams {
-            self.known.left.lock().turn.lose();
-        }
-        if self.producer.has_in_flight().await {
+        let gives_way = self.known.left.lock().turn.sees(at_work);
+        if gives_way && self.producer.has_in_flight().await {
             tracing::warn!(
                 event = "records_dropped",
                 "records that the bus has not acked are dropped: the other relay publishes them"

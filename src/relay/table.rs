@@ -26,7 +26,7 @@ use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::jobs::LOOK_INTERVAL;
 use crate::relay::producer::setup_of;
 use crate::relay::recovery::{can_poll, fits};
-use crate::relay::session::{Lease, publication_version};
+use crate::relay::session::Lease;
 use crate::relay::shared_loop::{OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
@@ -51,16 +51,11 @@ use walrelay_core::readiness::{Side, ToDo};
 use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
-use walrelay_core::table_read::TableRead;
+use walrelay_core::stored::Stored;
+use walrelay_core::table_read::{Poll, TableRead, TableStep};
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
-/// How often a poller compares the `xmin` of every row at most, and the part of its time that this
-/// may take: no index has `xmin`, so that each of these scans reads the whole table.
-const XMIN_INTERVAL: Duration = Duration::from_secs(1);
-const XMIN_SHARE: u32 = 50;
-/// How long an idle poller may go without storing its snapshot.
-const IDLE_STORE: Duration = Duration::from_secs(10);
 /// How often a poller looks whether there can be a slot by now.
 const SLOT_INTERVAL: Duration = Duration::from_secs(10);
 /// Rows between two places a crashed relay can go on from.
@@ -117,13 +112,14 @@ pub(super) async fn run(
         facts,
         ..
     } = lease;
-    let TableStart { task, stored, .. } = start;
+    let is_asked = matches!(start.task, TableTask::Again(_));
     // Another process may have read the table since.
     found.remembers_from = None;
+    log_task(&start, &facts, config);
     let delivered = delivered.into_iter().collect();
-    let read = TableRead::new(publisher, stored, delivered, found, CHECKPOINT_ROWS);
+    let read = TableRead::new(publisher, start, delivered, found, CHECKPOINT_ROWS);
     let mut reading = TableLoop::new(read, store, marker, &control, process);
-    reading.shared.refused_writes.gives_way = matches!(task, TableTask::Again(_));
+    reading.shared.refused_writes.gives_way = is_asked;
     let mut work = Work {
         reading,
         reader,
@@ -135,7 +131,7 @@ pub(super) async fn run(
         telemetry,
         stop,
     };
-    let done = Box::pin(watchdog.throughout(work.run(task))).await;
+    let done = Box::pin(watchdog.throughout(work.run())).await;
     Box::pin(work.finish(done, quarantine)).await
 }
 
@@ -262,44 +258,44 @@ impl Work<'_> {
         (None, begun, done)
     }
 
-    async fn run(&mut self, task: TableTask) -> Result<Ended> {
-        if !self.reading.write_left().await? {
-            return Ok(Ended::Stopped);
-        }
-        match task {
-            TableTask::MakeSlot(plan) => Box::pin(self.make_slot(*plan)).await,
-            TableTask::GoOn => Box::pin(self.go_on()).await,
-            TableTask::Again(asked) => Box::pin(self.again(&asked)).await,
-            TableTask::Poll(why) => Box::pin(self.poll(&why)).await,
+    /// Does one step of [`TableRead::next`] after another.
+    async fn run(&mut self) -> Result<Ended> {
+        let mut looks = Looks::new();
+        // Whether the reader has the slot's own snapshot.
+        let mut is_made = false;
+        loop {
+            let now = self.reading.now();
+            let ended = match self.reading.read.next(now)? {
+                TableStep::WriteBack => self.reading.write_left().await?,
+                TableStep::Store => self.reading.save().await.map(|()| None)?,
+                TableStep::Finish(until) => self.finish_begun(&until).await?,
+                TableStep::MakeSlot => {
+                    is_made = true;
+                    Box::pin(self.make_slot()).await?
+                }
+                TableStep::CatchUp(until) => self.catch_up(&until, is_made).await?,
+                TableStep::BeginPoll => self.begin_poll(&mut looks).await?,
+                TableStep::Poll(poll) => self.poll(&poll, &mut looks).await?,
+                TableStep::Again(asked) => Some(self.again(&asked).await?),
+                TableStep::End => Some(Ended::Again),
+            };
+            if let Some(ended) = ended {
+                return Ok(ended);
+            }
         }
     }
 
-    /// Makes the slot, and catches up with what is before it.
-    async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
-        self.log_plan(&plan);
-        if let Some(until) = self
-            .reading
-            .read
-            .stored
-            .begun_until()
-            .filter(|_| plan.finishes)
-            && self.finish_begun(until, &mut plan).await?.is_none()
-        {
-            return Ok(Ended::Stopped);
-        }
-        let version = publication_version(&self.facts);
-        self.reading.read.intend(plan, version);
-        self.reading.save().await?;
+    /// Makes the slot. Gives how the session ends, where it does.
+    async fn make_slot(&mut self) -> Result<Option<Ended>> {
         failpoint::reached("intended");
         let tables = self.tables.iter().map(|table| (&table.facts, table.outbox));
         let may_give_way = can_poll(tables, self.config);
         let (wal, made) = match self.create_slot(may_give_way).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
-            SlotCreation::Stopped => return Ok(Ended::Stopped),
+            SlotCreation::Stopped => return Ok(Some(Ended::Stopped)),
             SlotCreation::Held(waits) => {
-                return Ok(Ended::Held(format!(
-                    "a slot would have to wait for {waits}"
-                )));
+                let why = format!("a slot would have to wait for {waits}");
+                return Ok(Some(Ended::Held(why)));
             }
         };
         failpoint::reached("slot-made");
@@ -316,57 +312,23 @@ impl Work<'_> {
             return Err(Error::new(Kind::PostgresUnreachable, cause));
         }
         let begins = made.consistent_point;
-        self.reading.read.slot_made(begins, snapshot.clone());
+        self.reading.read.slot_made(begins, snapshot);
         self.reading.save().await?;
         tracing::info!(event = "slot_created", slot = %self.config.source.slot,
             %begins, "the slot is made");
-        self.catch_up(snapshot, begins, false).await
+        Ok(None)
     }
 
-    fn log_plan(&self, plan: &RecoveryPlan) {
-        let slot = &self.config.source.slot;
-        let cause = &plan.cause;
-        let rows = description(&plan.rows);
-        // The first one, or one behind a poller: nothing went wrong.
-        let is_first = self.reading.read.stored.position == Position::default();
-        let making = if is_first && self.facts.slot.is_none() {
-            "making"
-        } else {
-            "recreating"
-        };
-        if is_first {
-            tracing::info!(event = "slot_creation_started", %slot, cause, rows,
-                "{making} the slot");
-        } else {
-            tracing::warn!(event = "slot_creation_started", %slot, cause, rows,
-                "{making} the slot");
-        }
-        plan.notes
-            .iter()
-            .for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
-    }
-
-    /// Finishes an interrupted read without its slot, so that `plan` is for the rest; none where
-    /// the relay was told to stop.
-    async fn finish_begun(
-        &mut self,
-        until: Snapshot,
-        plan: &mut RecoveryPlan,
-    ) -> Result<Option<()>> {
-        self.reading.read.finish_first(plan);
-        self.reading.save().await?;
+    /// Finishes an interrupted read without its slot. Gives how the session ends, where it does.
+    async fn finish_begun(&mut self, until: &Snapshot) -> Result<Option<Ended>> {
         let began = begin(&self.reader, &self.tables, None).await?;
         let lsn = began.wal_end;
-        let read = self
-            .read(lsn, Some(&until), PollScan::Xmin, Total::Unknown)
-            .await?;
-        if read.is_none() {
-            return Ok(None);
+        let read = self.read(lsn, Some(until), PollScan::Xmin, Total::Unknown);
+        if read.await?.is_none() {
+            return Ok(Some(Ended::Stopped));
         }
-        self.is_read(until, lsn, Some(began.flushed), PollScan::Xmin)
-            .await?;
-        self.reading.read.finished(plan);
-        Ok(Some(()))
+        self.is_read(lsn, Some(began.flushed)).await?;
+        Ok(None)
     }
 
     /// Drops the slot where there is one, and creates it.
@@ -440,37 +402,28 @@ impl Work<'_> {
         }
     }
 
-    /// Continues to catch up after the last row that was published; the snapshot is gone.
-    async fn go_on(&mut self) -> Result<Ended> {
-        // An earlier session may have read more than it could store.
-        self.reading.save().await?;
-        let Some(until) = self.reading.read.stored.begun_until() else {
-            return Ok(Ended::Again);
-        };
-        tracing::info!(event = "table_read_resumed", slot = %self.config.source.slot,
-            "continuing the read of the table");
-        begin(&self.reader, &self.tables, None).await?;
-        let begins = self.reading.read.stored.position.end_lsn;
-        self.catch_up(until, begins, true).await
-    }
-
-    async fn catch_up(&mut self, until: Snapshot, lsn: Lsn, again: bool) -> Result<Ended> {
+    /// Reads up to where the slot begins, after the last row that was published. Where the slot is
+    /// not `made` in this session, its snapshot is gone. Gives how the session ends, where it does.
+    async fn catch_up(&mut self, until: &Snapshot, is_made: bool) -> Result<Option<Ended>> {
+        let slot = &self.config.source.slot;
+        if !is_made {
+            tracing::info!(event = "table_read_resumed", %slot, "continuing the read of the table");
+            begin(&self.reader, &self.tables, None).await?;
+        }
         let began = Instant::now();
-        let resumed = again.then_some(&until);
-        let Some(read) = self
-            .read(lsn, resumed, PollScan::Xmin, Total::Counted)
-            .await?
-        else {
-            return Ok(Ended::Stopped);
+        let lsn = self.reading.read.stored.position.end_lsn;
+        let resumed = (!is_made).then_some(until);
+        let read = self.read(lsn, resumed, PollScan::Xmin, Total::Counted);
+        let Some(read) = read.await? else {
+            return Ok(Some(Ended::Stopped));
         };
-        self.is_read(until, lsn, None, PollScan::Xmin).await?;
+        self.is_read(lsn, None).await?;
         self.reading.save().await?;
         failpoint::reached("caught-up");
-        let slot = &self.config.source.slot;
         let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
         tracing::info!(event = "table_read", %slot, rows = read, seconds, "the table is read; the \
             slot has the rest");
-        Ok(Ended::Again)
+        Ok(None)
     }
 
     /// Publishes rows again that are pending again. Rows that the slot has still to deliver are not
@@ -521,70 +474,56 @@ impl Work<'_> {
         Ok(Ended::Again)
     }
 
-    /// Polls until told to stop, or until there can be a slot.
-    async fn poll(&mut self, why: &str) -> Result<Ended> {
-        self.log_poll(why);
-        let source = &self.config.source;
-        let mut looks = Looks::new();
-        let mut empty = 0_u32;
-        let mut stored_at = Instant::now();
-        let mut xmin_due = Instant::now();
-        loop {
-            self.reading.retry_parked().await?;
-            let now = begin(&self.reader, &self.tables, None).await?;
-            let lsn = now.wal_end;
-            let began = Instant::now();
-            let scan = if xmin_due <= began {
-                PollScan::Xmin
-            } else {
-                PollScan::Column
-            };
-            let resumed = self.reading.read.begin_poll(&now.snapshot, scan);
-            if self.reading.read.kept.is_none() {
-                // Rows that are left out now stay left out, also for the next relay.
-                self.reading.save().await?;
-                self.telemetry.connected(Side::Postgres, true);
-            }
-            let until = resumed.clone().unwrap_or(now.snapshot);
-            if scan == PollScan::Xmin {
-                self.look_at_files().await?;
-            }
-            let Some(read) = self
-                .read(lsn, resumed.as_ref(), scan, Total::Unknown)
-                .await?
-            else {
-                return Ok(Ended::Stopped);
-            };
-            // Rows that the process before this one read are not remembered.
-            if resumed.is_none() {
-                self.reading.read.published.end(until.xmax());
-            }
-            // The log was not beyond this when an earlier snapshot was taken, either.
-            self.is_read(until, lsn, Some(now.flushed), scan).await?;
-            if scan == PollScan::Xmin && resumed.is_none() {
-                xmin_due = next_xmin_scan(began, began.elapsed());
-            }
-            self.save_if_due(&mut stored_at, read).await?;
+    /// Waits for the time of the next poll, and takes its snapshot; or hands over, where there can
+    /// be a slot. Gives how the session ends, where it does.
+    async fn begin_poll(&mut self, looks: &mut Looks) -> Result<Option<Ended>> {
+        if let Some(read) = looks.read.take() {
             self.reading.report(Instant::now());
-            self.look_if_due(&mut looks).await?;
-            empty = if read > 0 { 0 } else { empty.saturating_add(1) };
-            let wait = if empty > IDLE_AFTER {
-                source.poll.idle_interval
-            } else {
-                source.poll.interval
-            };
-            if self.can_make_slot(&mut looks).await? {
-                self.reading.save().await?;
-                return Ok(Ended::Again);
+            self.look_if_due(looks).await?;
+            if self.can_make_slot(looks).await? {
+                self.reading.read.hand_over();
+                return Ok(None);
             }
-            // Rows that the slot delivered are left out of the first scan only; later they are
-            // requested again.
-            self.reading.read.delivered.clear();
+            looks.empty = match read {
+                0 => looks.empty.saturating_add(1),
+                _ => 0,
+            };
+            let poll = &self.config.source.poll;
+            let wait = match looks.empty > IDLE_AFTER {
+                true => poll.idle_interval,
+                false => poll.interval,
+            };
             if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;
-                return Ok(Ended::Stopped);
+                return Ok(Some(Ended::Stopped));
             }
         }
+        self.reading.retry_parked().await?;
+        let now = begin(&self.reader, &self.tables, None).await?;
+        let at = self.reading.now();
+        let read = &mut self.reading.read;
+        read.begin_poll(&now.snapshot, now.wal_end, now.flushed, at);
+        Ok(None)
+    }
+
+    /// Reads rows that are new. Gives how the session ends, where it does.
+    async fn poll(&mut self, poll: &Poll, looks: &mut Looks) -> Result<Option<Ended>> {
+        self.telemetry.connected(Side::Postgres, true);
+        if poll.scan == PollScan::Xmin {
+            self.look_at_files().await?;
+        }
+        let resumed = poll.resumed.as_ref();
+        let read = self.read(poll.lsn, resumed, poll.scan, Total::Unknown);
+        let Some(read) = read.await? else {
+            return Ok(Some(Ended::Stopped));
+        };
+        looks.read = Some(read);
+        // The log was not beyond this when an earlier snapshot was taken, either.
+        self.is_read(poll.lsn, Some(poll.flushed)).await?;
+        if self.reading.parked_wait() {
+            self.reading.save().await?;
+        }
+        Ok(None)
     }
 
     /// Whether a slot can be made by now, and would not have to wait for open transactions.
@@ -620,15 +559,6 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The position is stored: after rows, from time to time, and where parked events wait for it.
-    async fn save_if_due(&mut self, stored_at: &mut Instant, read: u64) -> Result<()> {
-        if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.parked_wait() {
-            *stored_at = Instant::now();
-            self.reading.save().await?;
-        }
-        Ok(())
-    }
-
     /// Looks whether a table was rewritten since the last scan of `xmin`.
     async fn look_at_files(&mut self) -> Result<()> {
         let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
@@ -643,28 +573,6 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn log_poll(&self, why: &str) {
-        let slot = &self.config.source.slot;
-        tracing::info!(event = "polling", %slot, why, "reading the table instead of a slot");
-        self.facts
-            .unlogged(
-                self.config
-                    .outboxes
-                    .iter()
-                    .filter_map(|outbox| outbox.source.table()),
-            )
-            .for_each(|table| {
-                tracing::warn!(event = "table_unlogged", %slot,
-                "table {table} is unlogged: a crash of the server empties it, and unpublished rows \
-                 are lost: alter table {table} set logged");
-            });
-        if self.facts.slot.is_some() {
-            tracing::warn!(event = "slot_unused", %slot,
-                "a slot of this name exists, and retains WAL that no relay reads: select \
-                 pg_drop_replication_slot('{slot}')");
-        }
-    }
-
     /// Waits this long, or for a notification. Whether the relay was told to stop.
     async fn is_stopped_within(&mut self, wait: Duration) -> Result<bool> {
         tokio::select! {
@@ -676,18 +584,11 @@ impl Work<'_> {
         }
     }
 
-    /// Everything that `until` sees was read, and is published but for what was left out. The log
-    /// was at `lsn`, and on disk up to `flushed`, after it was taken. Without the scan of `xmin`,
-    /// copied rows may be left that it sees.
-    async fn is_read(
-        &mut self,
-        until: Snapshot,
-        lsn: Lsn,
-        flushed: Option<Lsn>,
-        scan: PollScan,
-    ) -> Result<()> {
+    /// The reader's transaction ends: see [`TableRead::is_read`].
+    async fn is_read(&mut self, lsn: Lsn, flushed: Option<Lsn>) -> Result<()> {
         self.reader.end().await?;
-        self.reading.read.is_read(until, lsn, flushed, scan);
+        let now = self.reading.now();
+        self.reading.read.is_read(lsn, flushed, now);
         Ok(())
     }
 
@@ -763,6 +664,55 @@ impl Work<'_> {
     }
 }
 
+/// Says what the session does at the table.
+fn log_task(start: &TableStart, facts: &Facts, config: &Config) {
+    match &start.task {
+        TableTask::MakeSlot(plan) => log_plan(plan, &start.stored, facts, config),
+        TableTask::Poll(why) => log_poll(why, facts, config),
+        TableTask::GoOn | TableTask::Again(_) => {}
+    }
+}
+
+fn log_plan(plan: &RecoveryPlan, stored: &Stored, facts: &Facts, config: &Config) {
+    let slot = &config.source.slot;
+    let cause = &plan.cause;
+    let rows = description(&plan.rows);
+    // The first one, or one behind a poller: nothing went wrong.
+    let is_first = stored.position == Position::default();
+    let making = if is_first && facts.slot.is_none() {
+        "making"
+    } else {
+        "recreating"
+    };
+    if is_first {
+        tracing::info!(event = "slot_creation_started", %slot, cause, rows,
+            "{making} the slot");
+    } else {
+        tracing::warn!(event = "slot_creation_started", %slot, cause, rows,
+            "{making} the slot");
+    }
+    plan.notes
+        .iter()
+        .for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
+}
+
+fn log_poll(why: &str, facts: &Facts, config: &Config) {
+    let slot = &config.source.slot;
+    tracing::info!(event = "polling", %slot, why, "reading the table instead of a slot");
+    let tables = config.outboxes.iter();
+    let tables = tables.filter_map(|outbox| outbox.source.table());
+    facts.unlogged(tables).for_each(|table| {
+        tracing::warn!(event = "table_unlogged", %slot,
+            "table {table} is unlogged: a crash of the server empties it, and unpublished rows \
+             are lost: alter table {table} set logged");
+    });
+    if facts.slot.is_some() {
+        tracing::warn!(event = "slot_unused", %slot,
+            "a slot of this name exists, and retains WAL that no relay reads: select \
+             pg_drop_replication_slot('{slot}')");
+    }
+}
+
 async fn begin(reader: &Reader, tables: &[OutboxTable<'_>], adopt: Option<&str>) -> Result<Began> {
     reader
         .begin(
@@ -792,8 +742,12 @@ enum Total {
 /// The backend of the oldest open transaction, where one is open. A prepared one has no backend.
 type OldestPid = Option<Option<i32>>;
 
-/// The last looks of a poller at what is beside its rows.
+/// The last poll, and the last looks at what is beside its rows.
 struct Looks {
+    /// The rows of the last poll.
+    read: Option<u64>,
+    /// The polls in a row that found none.
+    empty: u32,
     /// When the catalogs are looked at next.
     next_catalog: Instant,
     measured_at: Instant,
@@ -807,6 +761,8 @@ impl Looks {
     fn new() -> Looks {
         let now = Instant::now();
         Looks {
+            read: None,
+            empty: 0,
             next_catalog: now,
             measured_at: now,
             oldest: OldestTransaction::default(),
@@ -873,12 +829,6 @@ pub(crate) async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
     })
 }
 
-/// When to compare `xmin` again after a scan that took this long: that stays a small part of the
-/// time.
-fn next_xmin_scan(began: Instant, took: Duration) -> Instant {
-    began + took.saturating_mul(XMIN_SHARE).max(XMIN_INTERVAL)
-}
-
 /// Whether the server could serve a slot by now, and there is a publication for it.
 async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
     let server = preflight::server(client).await?;
@@ -893,18 +843,4 @@ async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Resu
         .and_then(|row| row.try_get::<_, i64>(0).ok())
         .is_some_and(|count| count > 0);
     Ok(is_published && preflight::judge_server(&server).is_ok())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scans_of_xmin_take_a_small_part_of_the_time_however_large_the_table_is() {
-        let began = Instant::now();
-        let after = |ms| next_xmin_scan(began, Duration::from_millis(ms)) - began;
-        assert_eq!(after(0), XMIN_INTERVAL);
-        assert_eq!(after(20), XMIN_INTERVAL);
-        assert_eq!(after(1_000), Duration::from_secs(50));
-    }
 }

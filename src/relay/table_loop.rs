@@ -27,6 +27,7 @@ use walrelay_core::event::{Fault, Polled, Via};
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Lsn;
+use walrelay_core::sessions::Ended;
 use walrelay_core::table_read::{Scan, ScanCounts, ScanStep, TableRead, Untaken};
 
 const TELL_INTERVAL: Duration = Duration::from_secs(5);
@@ -118,6 +119,11 @@ impl<'a> TableLoop<'a> {
             read,
             store,
         }
+    }
+
+    /// The time as the core counts it.
+    pub(super) fn now(&self) -> Duration {
+        self.shared.epoch.elapsed()
     }
 
     /// Publishes the rows of `query`, and gives how many they are; none where the relay was told to
@@ -303,8 +309,8 @@ impl<'a> TableLoop<'a> {
     }
 
     /// Writes back what an earlier session left: before that, its rows would be read as pending.
-    /// Says whether it is done; else the relay was told to stop.
-    pub(super) async fn write_left(&mut self) -> Result<bool> {
+    /// Gives how the session ends where it does: the relay was told to stop.
+    pub(super) async fn write_left(&mut self) -> Result<Option<Ended>> {
         while !self.read.publisher.write_backs.is_empty() {
             let now = Instant::now();
             self.shared
@@ -314,7 +320,7 @@ impl<'a> TableLoop<'a> {
             }
             let leave = self.shared.leaving.as_ref().map(|leaving| leaving.until);
             if leave.is_some_and(|until| until <= now) || self.read.publisher.write_backs.refused {
-                return Ok(false);
+                return Ok(Some(Ended::Stopped));
             }
             let wake = leave.map_or(self.shared.next_report, |until| {
                 until.min(self.shared.next_report)
@@ -325,7 +331,8 @@ impl<'a> TableLoop<'a> {
                 .await;
             self.shared.handle(input, &mut self.read.publisher)?;
         }
-        Ok(self.shared.leaving.is_none())
+        let is_stopping = self.shared.leaving.is_some();
+        Ok(is_stopping.then_some(Ended::Stopped))
     }
 
     pub(super) async fn save(&mut self) -> Result<()> {

@@ -17,6 +17,7 @@ use crate::postgres::query::{QUERY_TIMEOUT, bounded, one_json, one_text};
 use crate::postgres::quote::quoted;
 use walrelay_core::config::SlotName;
 use walrelay_core::error::Result;
+use walrelay_core::turn::AtWork;
 
 /// `wrly`: distinguishes these locks from those of other programs.
 const CLASS: i32 = 0x7772_6c79;
@@ -105,6 +106,19 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
+    /// Who that is to the process whose last stream had this backend.
+    pub(crate) fn at_work(&self, walsender_pid: Option<i32>) -> AtWork {
+        if walsender_pid == Some(self.pid) {
+            AtWork::Own
+        } else if self.stranger.is_some() {
+            AtWork::Stranger
+        } else if self.streams {
+            AtWork::Streams
+        } else {
+            AtWork::Reads
+        }
+    }
+
     /// The warning of a lease that is held by somebody else than a relay.
     pub(crate) fn intruder(&self) -> Option<String> {
         let role = self.stranger.as_ref()?;

@@ -117,6 +117,8 @@ pub struct RecoveryPlan {
     pub rows: Rows,
     /// The published rows, where they are known.
     pub published: Option<Published>,
+    /// The version of the publication.
+    pub publication_version: String,
     /// Whether an interrupted read is finished first, so that nothing of it comes again.
     pub finishes: bool,
     /// Why, in a sentence.
@@ -131,10 +133,20 @@ impl RecoveryPlan {
         RecoveryPlan {
             rows,
             published: None,
+            publication_version: String::new(),
             finishes: false,
             cause,
             notes: Vec::new(),
         }
+    }
+
+    /// The slot is to be made, and these rows are to be read, which is stored before that.
+    pub(crate) fn intend(&self, rows: Rows, stored: &mut Stored) {
+        stored.position = Position::default();
+        stored
+            .publication_version
+            .clone_from(&self.publication_version);
+        stored.catch_up = Some(CatchUp::new(rows, None));
     }
 }
 
@@ -226,6 +238,7 @@ impl Rules<'_> {
                 "a read of the table was interrupted, and its slot no longer exists".to_owned();
             return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
                 published: fit.published,
+                publication_version: found.slot.publication_version.clone(),
                 notes: fit.notes,
                 finishes: is_begun,
                 ..RecoveryPlan::from_nothing(rows.clone(), cause)
@@ -238,8 +251,10 @@ impl Rules<'_> {
                 "the slot has everything by now; streaming from it",
             ));
         }
-        let plan = self.plan(found, slot, fit)?;
-        Ok(TableTask::MakeSlot(Box::new(plan)))
+        Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
+            publication_version: found.slot.publication_version.clone(),
+            ..self.plan(found, slot, fit)?
+        })))
     }
 
     /// The result of [`fit`] for this state of the slot.

@@ -1,11 +1,12 @@
-//! A session that reads tables: which rows of a scan are published, how far that has come, and what
-//! of it is stored. No I/O: the program makes the slot, queries, writes rows back and stores.
+//! A session that reads tables: what it does next, which rows of a scan are published, how far that
+//! has come, and what of it is stored before what. No I/O: the program makes the slot, queries,
+//! writes rows back and stores.
 //!
 //! Which rows a query gives is in [`crate::catch_up`], and why a table is read in
 //! [`crate::recovery`].
 
 use std::collections::HashSet;
-use std::mem::take;
+use std::mem::{replace, take};
 use std::time::{Duration, Instant};
 
 use crate::catch_up::{CatchUp, Checkpoints, Key, Read, Rows};
@@ -18,13 +19,59 @@ use crate::left::Left;
 use crate::position::{Lsn, Position};
 use crate::published_versions::{PollScan, PublishedVersions, RowVersion};
 use crate::publisher::{Publisher, contradiction};
-use crate::recovery::RecoveryPlan;
+use crate::recovery::{TableStart, TableTask};
 use crate::sink::Sink;
 use crate::snapshot::Snapshot;
 use crate::stored::Stored;
 
 /// How often progress is stored: events since then come again after a crash.
 const STORE_INTERVAL: Duration = Duration::from_millis(250);
+/// How long an idle poller may go without storing its snapshot.
+const IDLE_STORE: Duration = Duration::from_secs(10);
+/// How often a poller compares the `xmin` of every row at most, and the part of its time that this
+/// may take: no index has `xmin`, so that each of these scans reads the whole table.
+const XMIN_INTERVAL: Duration = Duration::from_secs(1);
+const XMIN_SHARE: u32 = 50;
+
+/// What a session at the table does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TableStep {
+    /// Write back what an earlier session left: its rows would be read as pending.
+    WriteBack,
+    /// Store [`TableRead::stored`], and call [`TableRead::was_stored`].
+    Store,
+    /// Read what an interrupted read left, whose slot is gone, up to this snapshot, and call
+    /// [`TableRead::is_read`].
+    Finish(Snapshot),
+    /// Make the slot, and call [`TableRead::slot_made`].
+    MakeSlot,
+    /// Read up to this snapshot, where the slot begins, and call [`TableRead::is_read`].
+    CatchUp(Snapshot),
+    /// Take a snapshot, and call [`TableRead::begin_poll`]; or [`TableRead::hand_over`], where
+    /// there can be a slot.
+    BeginPoll,
+    /// Read as this says, and call [`TableRead::is_read`].
+    Poll(Poll),
+    /// Read these rows again. The session ends behind that.
+    Again(Vec<RowId>),
+    /// End the session: a slot has the rest, or can be made for it.
+    End,
+}
+
+/// One of the reads of a poller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Poll {
+    /// The snapshot of an earlier session that had begun it; none where it is the one just taken.
+    pub resumed: Option<Snapshot>,
+    /// Whether the `xmin` of all rows is compared.
+    pub scan: PollScan,
+    /// The end of the log after the snapshot was taken.
+    pub lsn: Lsn,
+    /// How far the log was on disk then.
+    pub flushed: Lsn,
+    began: Duration,
+    sent: u64,
+}
 
 /// A row that a query gave.
 pub trait TableRow {
@@ -104,6 +151,9 @@ pub struct TableRead<S: Sink> {
     pub stored: Stored,
     /// What of it the store has; none before the first store of the session.
     pub kept: Option<Stored>,
+    task: TableTask,
+    /// What follows, once what was done before is stored.
+    step: TableStep,
     /// Rows that are published, whatever else is known.
     pub delivered: HashSet<RowId>,
     /// Row versions that a poller has published.
@@ -111,79 +161,127 @@ pub struct TableRead<S: Sink> {
     progress: Option<Progress>,
     checkpoint_rows: u64,
     next_store: Duration,
+    next_idle_store: Duration,
+    next_xmin_scan: Duration,
 }
 
 impl<S: Sink> TableRead<S> {
-    /// A session begins with what is `stored`. After one of `checkpoint_rows` rows a killed relay
-    /// can go on.
+    /// A session begins as `start` says. After one of `checkpoint_rows` rows a killed relay can go
+    /// on.
     pub fn new(
         publisher: Publisher<S>,
-        stored: Stored,
+        start: TableStart,
         delivered: HashSet<RowId>,
         published: PublishedVersions,
         checkpoint_rows: u64,
     ) -> TableRead<S> {
         TableRead {
             publisher,
-            stored,
+            stored: start.stored,
             kept: None,
+            task: start.task,
+            step: TableStep::WriteBack,
             delivered,
             published,
             progress: None,
             checkpoint_rows,
             next_store: Duration::ZERO,
+            next_idle_store: Duration::ZERO,
+            next_xmin_scan: Duration::ZERO,
         }
     }
 
     // What precedes a scan.
 
-    /// An interrupted read is to be finished without its slot. Once a row is published, no slot may
-    /// go on from what was stored before: this is stored first.
-    pub fn finish_first(&mut self, plan: &mut RecoveryPlan) {
-        // The old position means nothing to the new slot.
-        self.stored.position = Position::default();
-        self.stored.published = plan.published.take();
+    /// What is next at `now`. Errors: those of [`TableRead::must_store`].
+    pub fn next(&mut self, now: Duration) -> Result<TableStep> {
+        if self.step == TableStep::WriteBack && self.publisher.write_backs.is_empty() {
+            self.begin_task();
+        }
+        let must_store = match &self.step {
+            // The store has what it begins with.
+            TableStep::WriteBack | TableStep::Again(_) => false,
+            // From time to time, and after rows.
+            TableStep::BeginPoll => self.kept.is_some() && self.next_idle_store <= now,
+            // Rows that are left out now stay left out, also for the next relay.
+            TableStep::Poll(_) => self.kept.is_none(),
+            // An earlier session may have read more than it could store.
+            TableStep::Finish(_)
+            | TableStep::MakeSlot
+            | TableStep::CatchUp(_)
+            | TableStep::Store
+            | TableStep::End => true,
+        };
+        if must_store && self.must_store()? {
+            self.next_idle_store = now + IDLE_STORE;
+            return Ok(TableStep::Store);
+        }
+        Ok(self.step.clone())
     }
 
-    /// That read is finished, and `plan` is for the rest.
-    pub fn finished(&mut self, plan: &mut RecoveryPlan) {
-        plan.published.clone_from(&self.stored.published);
-        plan.rows = Rows::Unpublished;
+    fn begin_task(&mut self) {
+        let begun = self.stored.begun_until();
+        self.step = match (&self.task, begun) {
+            (TableTask::MakeSlot(plan), Some(until)) if plan.finishes => {
+                // Once a row is published, no slot may go on from what was stored before: the old
+                // position means nothing to the new slot.
+                self.stored.position = Position::default();
+                self.stored.published.clone_from(&plan.published);
+                TableStep::Finish(until)
+            }
+            (TableTask::MakeSlot(plan), _) => {
+                self.stored.published.clone_from(&plan.published);
+                plan.intend(plan.rows.clone(), &mut self.stored);
+                TableStep::MakeSlot
+            }
+            (TableTask::GoOn, Some(until)) => TableStep::CatchUp(until),
+            (TableTask::GoOn, None) => TableStep::End,
+            (TableTask::Poll(_), _) => TableStep::BeginPoll,
+            (TableTask::Again(rows), _) => TableStep::Again(rows.clone()),
+        };
     }
 
-    /// A slot is to be made, which is stored before that.
-    pub fn intend(&mut self, plan: RecoveryPlan, publication_version: String) {
-        self.stored.position = Position::default();
-        self.stored.published = plan.published;
-        self.stored.publication_version = publication_version;
-        self.stored.catch_up = Some(CatchUp::new(plan.rows, None));
-    }
-
-    /// The slot `begins` there, and has all that `snapshot` does not see. That is stored before a
-    /// row is read.
+    /// The slot `begins` there, and has all that `snapshot` does not see.
     pub fn slot_made(&mut self, begins: Lsn, snapshot: Snapshot) {
         self.stored.position = Position::at(begins);
         if let Some(catch_up) = &mut self.stored.catch_up {
-            catch_up.until = Some(snapshot);
+            catch_up.until = Some(snapshot.clone());
         }
+        self.step = TableStep::CatchUp(snapshot);
     }
 
-    /// A poll begins. Gives the snapshot of one that was interrupted, which goes on; else it reads
-    /// up to `now`.
-    pub fn begin_poll(&mut self, now: &Snapshot, scan: PollScan) -> Option<Snapshot> {
+    /// A poll begins at `now`, with this snapshot. After that, the end of the log was at `lsn`, and
+    /// on disk up to `flushed`.
+    pub fn begin_poll(&mut self, snapshot: &Snapshot, lsn: Lsn, flushed: Lsn, now: Duration) {
+        let scan = match self.next_xmin_scan <= now {
+            true => PollScan::Xmin,
+            false => PollScan::Column,
+        };
         // It finds no row by an `xmin` below that of the last scan that compared all of them.
         let published = self.stored.published.as_ref();
         let oldest = published.map(|published| published.copies().xmin());
         self.published.begin(scan, oldest.unwrap_or_default());
-        let begun = self.stored.begun_until();
-        if begun.is_none() {
+        let resumed = self.stored.begun_until();
+        if resumed.is_none() {
             let catch_up = &mut self.stored.catch_up;
             // Where it is the first time, what was configured for that.
             let first = catch_up.take().map(|first| first.rows);
             let rows = first.unwrap_or(Rows::Unpublished);
-            *catch_up = Some(CatchUp::new(rows, Some(now.clone())));
+            *catch_up = Some(CatchUp::new(rows, Some(snapshot.clone())));
         }
-        begun
+        self.step = TableStep::Poll(Poll {
+            resumed,
+            scan,
+            lsn,
+            flushed,
+            began: now,
+            sent: 0,
+        });
+    }
+
+    /// There can be a slot by now, which is better than polling.
+    pub fn hand_over(&mut self) {
+        self.step = TableStep::End;
     }
 
     // Scans.
@@ -358,6 +456,9 @@ impl<S: Sink> TableRead<S> {
         let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
         let ledger = &mut self.publisher.ledger;
         ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
+        if let TableStep::Poll(poll) = &mut self.step {
+            poll.sent += counts.sent;
+        }
         Ok(counts.sent)
     }
 
@@ -369,23 +470,61 @@ impl<S: Sink> TableRead<S> {
         self.progress = None;
     }
 
-    /// Everything that `until` sees was read, and is published but for what was left out. The log
-    /// was at `lsn`, and on disk up to `flushed`, after that snapshot was taken. Without the scan
-    /// of `xmin`, copied rows may be left that it sees.
-    pub fn is_read(&mut self, until: Snapshot, lsn: Lsn, flushed: Option<Lsn>, scan: PollScan) {
+    /// Everything that the snapshot of this step sees was read by `now`, and is published but for
+    /// what was left out. After that snapshot was taken, the end of the log was at `lsn`, and on
+    /// disk up to `flushed`.
+    pub fn is_read(&mut self, lsn: Lsn, flushed: Option<Lsn>, now: Duration) {
+        let Some(CatchUp {
+            rows,
+            until: Some(until),
+            ..
+        }) = self.stored.catch_up.take()
+        else {
+            return;
+        };
+        let step = replace(&mut self.step, TableStep::End);
         let before = self.stored.published.take();
-        let savepoints = before
-            .as_ref()
-            .filter(|_| scan == PollScan::Column)
-            .map(|before| self.published.savepoints(&before.savepoints));
+        let mut savepoints = None;
+        if let TableStep::Poll(poll) = &step {
+            // Rows that the process before this one read are not remembered.
+            if poll.resumed.is_none() {
+                self.published.end(until.xmax());
+            }
+            // Without the scan of `xmin`, copied rows may be left that the snapshot sees.
+            savepoints = before
+                .as_ref()
+                .filter(|_| poll.scan == PollScan::Column)
+                .map(|before| self.published.savepoints(&before.savepoints));
+        }
         let read = Read {
             until,
             lsn,
             flushed,
             savepoints,
         };
-        let rows = self.stored.catch_up.take().map(|catch_up| catch_up.rows);
-        self.stored.published = Some(read.published(rows.as_ref(), before));
+        self.stored.published = Some(read.published(Some(&rows), before));
+        match (step, &self.task) {
+            (TableStep::Finish(_), TableTask::MakeSlot(plan)) => {
+                plan.intend(Rows::Unpublished, &mut self.stored);
+                self.step = TableStep::MakeSlot;
+            }
+            (TableStep::Poll(poll), _) => self.polled(&poll, now),
+            _ => {}
+        }
+    }
+
+    fn polled(&mut self, poll: &Poll, now: Duration) {
+        // Rows that the slot delivered are left out of the first scan only; later they are
+        // requested again.
+        self.delivered.clear();
+        if poll.scan == PollScan::Xmin && poll.resumed.is_none() {
+            let took = now.saturating_sub(poll.began);
+            self.next_xmin_scan = poll.began + took.saturating_mul(XMIN_SHARE).max(XMIN_INTERVAL);
+        }
+        if poll.sent > 0 {
+            self.next_idle_store = now;
+        }
+        self.step = TableStep::BeginPoll;
     }
 
     // Stores.
@@ -443,6 +582,8 @@ mod tests {
     use crate::published_versions::TableFile;
     use crate::publisher::Setup;
     use crate::publisher::tests::{AckingBus, setup, stored};
+    use crate::publisher::write_back::{WriteBack, WriteBacks};
+    use crate::recovery::RecoveryPlan;
     use crate::testing::{COLUMNS, outbox};
 
     struct Versioned(RowVersion);
@@ -493,7 +634,7 @@ mod tests {
     /// is published.
     fn poll(read: &mut TableRead<AckingBus>, versions: &[(Option<u64>, u64)]) -> Vec<bool> {
         let now = "40:40:".parse().unwrap();
-        read.begin_poll(&now, PollScan::Xmin);
+        read.begin_poll(&now, Lsn::ZERO, Lsn::ZERO, Duration::ZERO);
         let scan = Scan {
             published: read.stored.published.clone(),
             ..scan()
@@ -521,20 +662,130 @@ mod tests {
         outcomes
     }
 
-    /// P14: the position would be committed without them.
-    #[test]
-    fn nothing_is_stored_while_rows_of_a_transaction_are_not_acked() {
+    fn reading(guarantee: Guarantee, task: TableTask, stored: Stored) -> TableRead<AckingBus> {
         let setup = Setup {
-            refuses_each: false,
+            refuses_each: guarantee == Guarantee::AtLeastOnce,
             ..setup(DeliveryConfig {
-                guarantee: Guarantee::ExactlyOnce,
+                guarantee,
                 ..DeliveryConfig::default()
             })
         };
         let publisher = Publisher::new(&setup, Position::default(), AckingBus::default());
+        let start = TableStart {
+            task,
+            stored,
+            is_altered: false,
+            notes: Vec::new(),
+        };
         let found = PublishedVersions::default();
-        let known = stored(1, 0);
-        let mut read = TableRead::new(publisher.unwrap(), known, HashSet::new(), found, 1);
+        TableRead::new(publisher.unwrap(), start, HashSet::new(), found, 1)
+    }
+
+    fn polling() -> TableTask {
+        TableTask::Poll("no slot".to_owned())
+    }
+
+    /// The next step, before which `stored` is stored.
+    fn stores(read: &mut TableRead<AckingBus>, now: Duration) -> TableStep {
+        assert_eq!(read.next(now).unwrap(), TableStep::Store);
+        read.was_stored();
+        read.next(now).unwrap()
+    }
+
+    fn snapshot(text: &str) -> Snapshot {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn each_step_of_a_lost_slot_is_stored_before_the_next() {
+        let plan = RecoveryPlan {
+            rows: Rows::All,
+            published: None,
+            publication_version: "2".to_owned(),
+            finishes: true,
+            cause: "the slot is lost".to_owned(),
+            notes: Vec::new(),
+        };
+        let begun = Stored {
+            catch_up: Some(CatchUp::new(Rows::All, Some(snapshot("9:9:")))),
+            ..stored(1, 50)
+        };
+        let task = TableTask::MakeSlot(Box::new(plan));
+        let mut read = reading(Guarantee::AtLeastOnce, task, begun);
+        let now = Duration::ZERO;
+        let step = stores(&mut read, now);
+        assert_eq!(step, TableStep::Finish(snapshot("9:9:")));
+        // No slot goes on from there.
+        assert!(read.stored.is_polled());
+        read.is_read(Lsn::new(60), None, now);
+        assert_eq!(stores(&mut read, now), TableStep::MakeSlot);
+        let catch_up = read.stored.catch_up.clone().unwrap();
+        assert_eq!(catch_up, CatchUp::new(Rows::Unpublished, None));
+        assert_eq!(read.stored.publication_version, "2");
+        read.slot_made(Lsn::new(70), snapshot("12:12:"));
+        let step = stores(&mut read, now);
+        assert_eq!(step, TableStep::CatchUp(snapshot("12:12:")));
+        assert_eq!(read.stored.position, Position::at(Lsn::new(70)));
+        read.is_read(Lsn::new(70), None, now);
+        assert_eq!(stores(&mut read, now), TableStep::End);
+        let published = read.stored.published.unwrap();
+        assert_eq!(published.pair.snapshot, snapshot("12:12:"));
+        assert_eq!(read.stored.catch_up, None);
+    }
+
+    #[test]
+    fn a_poller_stores_before_its_first_rows_and_then_from_time_to_time_and_at_the_end() {
+        let mut read = reading(Guarantee::AtLeastOnce, polling(), stored(1, 0));
+        let poll = |read: &mut TableRead<AckingBus>, xmax: u64, now: Duration| {
+            assert_eq!(read.next(now).unwrap(), TableStep::BeginPoll);
+            let taken = snapshot(&format!("{xmax}:{xmax}:"));
+            read.begin_poll(&taken, Lsn::new(xmax), Lsn::new(xmax), now);
+        };
+        let scans = |step: &TableStep, scan: PollScan| matches!(step, TableStep::Poll(poll) if poll.scan == scan);
+        let second = Duration::from_secs(1);
+        poll(&mut read, 20, Duration::ZERO);
+        let step = stores(&mut read, Duration::ZERO);
+        assert!(scans(&step, PollScan::Xmin));
+        // A scan that compares all rows takes a small part of the time.
+        read.is_read(Lsn::new(20), None, second);
+        poll(&mut read, 30, second * 9);
+        let step = read.next(second * 9).unwrap();
+        assert!(scans(&step, PollScan::Column));
+        read.is_read(Lsn::new(30), None, second * 9);
+        assert!(matches!(
+            stores(&mut read, second * 10),
+            TableStep::BeginPoll
+        ));
+        poll(&mut read, 40, second * 50);
+        let step = read.next(second * 50).unwrap();
+        assert!(scans(&step, PollScan::Xmin));
+        read.is_read(Lsn::new(40), None, second * 50);
+        assert!(matches!(
+            stores(&mut read, second * 50),
+            TableStep::BeginPoll
+        ));
+        poll(&mut read, 50, second * 51);
+        read.is_read(Lsn::new(50), None, second * 51);
+        read.hand_over();
+        assert_eq!(stores(&mut read, second * 51), TableStep::End);
+    }
+
+    #[test]
+    fn rows_are_written_back_before_any_is_read() {
+        let mut read = reading(Guarantee::AtLeastOnce, polling(), stored(1, 0));
+        let row = RowId::new(0, std::iter::once(b"1".as_slice()));
+        let acked = WriteBack::Acked(row);
+        let write_backs = &mut read.publisher.write_backs;
+        write_backs.push(Position::default(), acked, None, 0);
+        assert_eq!(read.next(Duration::ZERO).unwrap(), TableStep::WriteBack);
+        read.publisher.write_backs = WriteBacks::default();
+        assert_eq!(read.next(Duration::ZERO).unwrap(), TableStep::BeginPoll);
+    }
+
+    /// P14: the position would be committed without them.
+    #[test]
+    fn nothing_is_stored_while_rows_of_a_transaction_are_not_acked() {
+        let mut read = reading(Guarantee::ExactlyOnce, polling(), stored(1, 0));
         assert!(read.must_store().unwrap());
         read.begin(scan()).unwrap();
         let row = Versioned(RowVersion {
@@ -547,8 +798,6 @@ mod tests {
 
     #[test]
     fn a_version_is_published_once_and_a_copy_is_told_unless_its_table_was_rewritten() {
-        let setup = setup(DeliveryConfig::default());
-        let publisher = Publisher::new(&setup, Position::default(), AckingBus::default());
         let pair = crate::ledger::trail::Pair {
             snapshot: "20:20:".parse().unwrap(),
             lsn: Lsn::new(50),
@@ -557,8 +806,7 @@ mod tests {
             published: Some(Published::at(pair)),
             ..stored(1, 0)
         };
-        let found = PublishedVersions::default();
-        let mut read = TableRead::new(publisher.unwrap(), known, HashSet::new(), found, 1);
+        let mut read = reading(Guarantee::AtLeastOnce, polling(), known);
         read.published.looked_at(vec![file(1, 9)]);
         // A new row; a copy of a published one; one of a savepoint that is new.
         let versions = [(Some(25), 25), (Some(15), 30), (Some(26), 27)];

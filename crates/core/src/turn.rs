@@ -7,10 +7,75 @@
 use std::mem::take;
 use std::time::Duration;
 
+/// The wait of a stand-by between two looks at who is at work, to which up to as much is added, so
+/// that two of them do not come in step.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How often it is found out whether a stand-by could take over.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The longest standstill of a process that keeps its turn, where the server ends a session after
 /// `silence`: the last message is at most a third of `silence` older than it.
 pub fn bearable(silence: Duration) -> Duration {
     silence * 2 / 3
+}
+
+/// Who has the slot, or the lease on the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtWork {
+    /// The last session of this process, which the server has not ended yet.
+    Own,
+    /// Somebody who is no relay has the lease.
+    Stranger,
+    /// Another relay streams.
+    Streams,
+    /// Another relay reads the table.
+    Reads,
+}
+
+/// What a stand-by does after a look at who is at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Open a session.
+    Open,
+    /// Look again after [`StandBy::wait`].
+    Wait,
+    /// Find out whether this relay could take over, which is told if not; and wait.
+    Check,
+}
+
+/// A relay that waits until no other one is at work. Times are since any fixed instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StandBy {
+    next_check: Duration,
+}
+
+impl StandBy {
+    /// It begins at `now`.
+    pub fn new(now: Duration) -> StandBy {
+        StandBy {
+            next_check: now + CHECK_INTERVAL,
+        }
+    }
+
+    /// What follows a look at `now`, which found this.
+    pub fn look(&mut self, at_work: Option<AtWork>, now: Duration) -> Look {
+        let is_due = self.next_check <= now;
+        match at_work {
+            None => Look::Open,
+            // It keeps no relay from the slot: that is tried again.
+            Some(AtWork::Stranger) if is_due => Look::Open,
+            Some(_) if is_due => {
+                self.next_check = now + CHECK_INTERVAL;
+                Look::Check
+            }
+            Some(_) => Look::Wait,
+        }
+    }
+
+    /// The wait before the next look. `chance`: from 0 to 1, at random.
+    pub fn wait(chance: f64) -> Duration {
+        LOOK_INTERVAL.mul_f64(1.0 + chance)
+    }
 }
 
 /// Knows whether another relay was at work since the last session of this process.
@@ -46,9 +111,12 @@ impl Turn {
         !self.is_past
     }
 
-    /// Another relay streams: nothing counts that this process delivered, until a session opens.
-    pub fn lose(&mut self) {
-        self.is_past = true;
+    /// A stand-by sees this at work. Whether it gives way, and abandons what it has in flight: the
+    /// other relay publishes that.
+    pub fn sees(&mut self, at_work: AtWork) -> bool {
+        // Nothing counts that this process delivered: one that streams may store nothing.
+        self.is_past |= at_work == AtWork::Streams;
+        matches!(at_work, AtWork::Streams | AtWork::Reads)
     }
 
     /// Whether another relay was at work, or may have been.
@@ -92,6 +160,28 @@ mod tests {
             assert_eq!(turn.take_doubt(), !counts);
             assert!(turn.resume(true), "from here on it is ours");
         }
+    }
+
+    #[test]
+    fn a_stand_by_gives_way_to_a_relay_and_waits_for_no_stranger() {
+        let sees = |at_work| {
+            let mut turn = turn();
+            (turn.sees(at_work), turn.is_past())
+        };
+        assert_eq!(sees(AtWork::Streams), (true, true));
+        assert_eq!(sees(AtWork::Reads), (true, false), "it stores its id first");
+        assert_eq!(sees(AtWork::Own), (false, false));
+        assert_eq!(sees(AtWork::Stranger), (false, false));
+        let looks = |at_work| {
+            let mut stand_by = StandBy::new(Duration::ZERO);
+            let times = [0, 5, 9, 10].map(Duration::from_secs);
+            times.map(|now| stand_by.look(at_work, now))
+        };
+        assert_eq!(looks(None), [Look::Open; 4]);
+        let waits = [Look::Wait, Look::Check, Look::Wait, Look::Check];
+        assert_eq!(looks(Some(AtWork::Reads)), waits);
+        let tries = [Look::Wait, Look::Open, Look::Open, Look::Open];
+        assert_eq!(looks(Some(AtWork::Stranger)), tries);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use walrelay_core::publisher::{IntakeClosed, Publisher};
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
 use walrelay_core::stream_record::StreamRecord;
 use walrelay_core::table_read::TableRead;
+use walrelay_core::turn::{Look, StandBy};
 use walrelay_core::watch::{RequeueDetector, RetentionLimit, Verdict};
 use walrelay_spec::trace::Step;
 
@@ -61,7 +62,7 @@ struct Draining {
 /// What it does between two sessions.
 enum Pause {
     Waits { until: Duration },
-    StandsBy,
+    StandsBy(StandBy),
 }
 
 /// A session that is open.
@@ -137,18 +138,21 @@ impl World {
     }
 
     fn may_open(&mut self) -> bool {
-        let may = match self.relay.process.pause {
+        let at_work = self.at_work();
+        let may = match &mut self.relay.process.pause {
             None => true,
-            Some(Pause::Waits { until }) => until <= self.now,
-            Some(Pause::StandsBy) if self.server.is_held(self.now) => {
-                self.waits_for();
-                false
-            }
-            Some(Pause::StandsBy) => {
-                let next = self.relay.process.sessions.ended(Ended::Again, false);
-                assert_eq!(next, Next::Open);
-                true
-            }
+            Some(Pause::Waits { until }) => *until <= self.now,
+            Some(Pause::StandsBy(stand_by)) => match stand_by.look(at_work, self.now) {
+                Look::Open => {
+                    let next = self.relay.process.sessions.ended(Ended::Again, false);
+                    assert_eq!(next, Next::Open);
+                    true
+                }
+                Look::Wait | Look::Check => {
+                    self.waits_for(at_work);
+                    false
+                }
+            },
         };
         if may {
             self.relay.process.pause = None;
@@ -219,8 +223,7 @@ impl World {
             publisher.begin_look();
             publisher.judge.parking.begin(tables.index());
         }
-        let version = self.server.seen().publication_version;
-        self.relay.reading = Some(Reading::new(publisher, start, delivered, version));
+        self.relay.reading = Some(Reading::new(publisher, start, delivered));
         self.server.own();
         self.note(Step::Reads {
             relay: self.relay.number,
@@ -431,7 +434,7 @@ impl World {
             Next::Open => return,
             Next::StandBy(_) => {
                 self.reached.count(Path::StoodBy, 1);
-                self.relay.process.pause = Some(Pause::StandsBy);
+                self.relay.process.pause = Some(Pause::StandsBy(StandBy::new(self.now)));
                 return;
             }
             Next::TryAgain(error) => error,

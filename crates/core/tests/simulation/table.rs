@@ -1,7 +1,7 @@
 //! The relay at the table: it reads the rows that no slot sends, and makes a slot for the rest.
 //!
-//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. Which rows are read,
-//! what of them is published and what is stored is the core's.
+//! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. The core says which step
+//! is next, which rows are read, what of them is published and what is stored.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -10,13 +10,13 @@ use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::Error;
 use walrelay_core::event::{Polled, RowId, Via};
 use walrelay_core::position::Lsn;
-use walrelay_core::published_versions::{PollScan, PublishedVersions, RowVersion};
+use walrelay_core::published_versions::{PublishedVersions, RowVersion};
 use walrelay_core::publisher::Publisher;
-use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
+use walrelay_core::recovery::{TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
 use walrelay_core::stored::Stored;
-use walrelay_core::table_read::{Scan, ScanStep, TableRead, TableRow, Untaken};
+use walrelay_core::table_read::{Scan, ScanStep, TableRead, TableRow, TableStep, Untaken};
 
 use super::broker::Producer;
 use super::plan::Path;
@@ -29,38 +29,17 @@ const CHECKPOINT_ROWS: u64 = 3;
 /// A session at the table.
 pub(super) struct Reading {
     pub(super) read: TableRead<Producer>,
-    stage: Stage,
-    /// Whether write-backs of an earlier session come before all else.
-    writes_first: bool,
-    /// Where a slot is made.
-    plan: Option<Box<RecoveryPlan>>,
-    /// The version of the publication when the session began.
-    publication_version: String,
+    /// Whether it goes on with a read that an earlier session began.
+    resumes: bool,
     query: Option<Query>,
     /// Rows that were set to pending again.
     asked: HashSet<RowId>,
-}
-
-/// What is to be done next. Each is stored before the next one begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// An interrupted read is finished without its slot.
-    Finish,
-    Intend,
-    MakeSlot,
-    CatchUp,
-    /// No slot can be made: all new rows are read, and so on.
-    Poll,
-    /// Rows that were set to pending again are read.
-    Asked,
-    Done,
 }
 
 /// A query that was begun.
 struct Query {
     /// Those that it has still to give.
     rows: VecDeque<Row>,
-    until: Snapshot,
     lsn: Lsn,
 }
 
@@ -91,28 +70,17 @@ impl Reading {
         publisher: Publisher<Producer>,
         start: TableStart,
         delivered: Vec<RowId>,
-        publication_version: String,
     ) -> Reading {
-        let mut asked = HashSet::new();
-        let (stage, plan) = match start.task {
-            TableTask::MakeSlot(plan) if plan.finishes => (Stage::Finish, Some(plan)),
-            TableTask::MakeSlot(plan) => (Stage::Intend, Some(plan)),
-            TableTask::GoOn => (Stage::CatchUp, None),
-            TableTask::Poll(_) => (Stage::Poll, None),
-            TableTask::Again(rows) => {
-                asked.extend(rows);
-                (Stage::Asked, None)
-            }
+        let asked = match &start.task {
+            TableTask::Again(rows) => rows.iter().cloned().collect(),
+            TableTask::MakeSlot(_) | TableTask::GoOn | TableTask::Poll(_) => HashSet::new(),
         };
-        let writes_first = !publisher.write_backs.is_empty();
+        let resumes = start.task == TableTask::GoOn;
         let delivered = delivered.into_iter().collect();
         let found = PublishedVersions::default();
         Reading {
-            read: TableRead::new(publisher, start.stored, delivered, found, CHECKPOINT_ROWS),
-            stage,
-            writes_first,
-            plan,
-            publication_version,
+            read: TableRead::new(publisher, start, delivered, found, CHECKPOINT_ROWS),
+            resumes,
             query: None,
             asked,
         }
@@ -124,11 +92,6 @@ impl Reading {
 
     pub(super) fn scans(&self) -> bool {
         self.query.is_some()
-    }
-
-    /// The snapshot up to which it reads.
-    fn until(&self) -> Snapshot {
-        self.read.stored.begun_until().expect("a snapshot")
     }
 }
 
@@ -147,73 +110,50 @@ impl World {
             return Ok(());
         }
         let reading = self.relay.reading.as_mut().unwrap();
-        let read = &mut reading.read;
-        reading.writes_first &= !read.publisher.write_backs.is_empty();
-        if reading.writes_first {
-            return Ok(());
-        }
         if reading.query.is_some() {
             return self.scan();
         }
-        // An earlier session may have read more than it could store.
-        match reading.stage {
-            Stage::Finish if read.kept.is_none() => {
-                read.finish_first(reading.plan.as_mut().unwrap());
-                return self.save();
-            }
-            Stage::CatchUp if read.kept.is_none() => {
-                self.reached.count(Path::ReadResumed, 1);
-                return self.save();
-            }
-            Stage::Finish => {
+        match reading.read.next(self.now)? {
+            TableStep::WriteBack => {}
+            TableStep::Store => return self.save(),
+            TableStep::Finish(until) => {
                 self.reached.count(Path::ReadFinished, 1);
-                let until = reading.until();
                 self.begin_scan(until, self.server.end());
             }
-            Stage::Intend => {
-                let plan = reading.plan.take().unwrap();
-                read.intend(*plan, reading.publication_version.clone());
-                reading.stage = Stage::MakeSlot;
-                return self.save();
-            }
-            Stage::MakeSlot => {
+            TableStep::MakeSlot => {
                 let (begins, snapshot) = self.server.make_slot(&mut self.random);
                 self.note_slot(Some(self.relay.number));
                 let reading = self.relay.reading.as_mut().unwrap();
                 reading.read.slot_made(begins, snapshot);
-                reading.stage = Stage::CatchUp;
-                return self.save();
             }
-            Stage::CatchUp => {
-                let lsn = read.stored.position.end_lsn;
-                let until = reading.until();
+            TableStep::CatchUp(until) => {
+                self.reached
+                    .count(Path::ReadResumed, u64::from(reading.resumes));
+                let lsn = reading.read.stored.position.end_lsn;
                 self.begin_scan(until, lsn);
             }
-            Stage::Poll => return self.poll(),
-            Stage::Asked => self.begin_scan(self.server.snapshot(), self.server.end()),
-            Stage::Done => self.session_done(Ended::Again),
+            TableStep::BeginPoll => self.begin_poll(),
+            TableStep::Poll(poll) => {
+                self.reached.count(Path::Polled, 1);
+                let begun = reading.read.stored.begun_until();
+                self.begin_scan(begun.expect("a snapshot"), poll.lsn);
+            }
+            TableStep::Again(_) => self.begin_scan(self.server.snapshot(), self.server.end()),
+            TableStep::End => self.session_done(Ended::Again),
         }
         Ok(())
     }
 
     /// A poll begins, unless a slot can take over.
-    fn poll(&mut self) -> Result<(), Error> {
+    fn begin_poll(&mut self) {
         let read = &mut self.relay.reading.as_mut().unwrap().read;
-        let has_polled = read.stored.catch_up.is_none() && read.kept.is_some();
-        if has_polled && !self.server.forbids(self.now) && self.random.bool() {
+        if read.kept.is_some() && !self.server.forbids(self.now) && self.random.bool() {
             self.reached.count(Path::HandedOver, 1);
-            self.session_done(Ended::Again);
-            return Ok(());
+            read.hand_over();
+            return;
         }
-        let now = self.server.snapshot();
-        let until = read.begin_poll(&now, PollScan::Xmin).unwrap_or(now);
-        if read.kept.is_none() {
-            // Rows that are left out now stay left out.
-            return self.save();
-        }
-        self.reached.count(Path::Polled, 1);
-        self.begin_scan(until, self.server.end());
-        Ok(())
+        let end = self.server.end();
+        read.begin_poll(&self.server.snapshot(), end, end, self.now);
     }
 
     fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {
@@ -271,7 +211,7 @@ impl World {
         reading.read.begin(scan).unwrap();
         let asked = rows.iter().filter(|_| is_of_asked);
         let asked: Vec<_> = asked.map(|row| row.event).collect();
-        reading.query = Some(Query { rows, until, lsn });
+        reading.query = Some(Query { rows, lsn });
         self.reached.count(Path::RequeuedRead, asked.len() as u64);
         asked.into_iter().for_each(|event| self.assert_asked(event));
     }
@@ -284,7 +224,10 @@ impl World {
         match read.look(self.now) {
             ScanStep::Wait => {}
             ScanStep::Store => self.save()?,
-            ScanStep::Done => return self.scanned(),
+            ScanStep::Done => {
+                self.scanned();
+                return Ok(());
+            }
         }
         let reading = self.relay.reading.as_mut().unwrap();
         let read = &mut reading.read;
@@ -308,28 +251,15 @@ impl World {
     }
 
     /// All rows of a scan are published.
-    fn scanned(&mut self) -> Result<(), Error> {
+    fn scanned(&mut self) {
         let reading = self.relay.reading.as_mut().unwrap();
-        let read = &mut reading.read;
-        read.end().unwrap();
-        let Query { until, lsn, .. } = reading.query.take().unwrap();
-        if reading.stage == Stage::Asked {
-            reading.stage = Stage::Done;
-            return Ok(());
+        reading.read.end().unwrap();
+        let lsn = reading.query.take().unwrap().lsn;
+        if reading.is_of_asked() {
+            self.session_done(Ended::Again);
+        } else {
+            reading.read.is_read(lsn, None, self.now);
         }
-        read.is_read(until, lsn, None, PollScan::Xmin);
-        match reading.stage {
-            Stage::Finish => {
-                read.finished(reading.plan.as_mut().unwrap());
-                reading.stage = Stage::Intend;
-                return Ok(());
-            }
-            Stage::Poll => read.delivered.clear(),
-            Stage::CatchUp | Stage::Intend | Stage::MakeSlot | Stage::Asked | Stage::Done => {
-                reading.stage = Stage::Done
-            }
-        }
-        self.save()
     }
 
     /// A store of progress begins.

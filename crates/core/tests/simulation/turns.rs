@@ -8,7 +8,7 @@ use std::time::Duration;
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::stored::Stored;
-use walrelay_core::turn::bearable;
+use walrelay_core::turn::{AtWork, bearable};
 use walrelay_spec::trace::Step;
 
 use super::broker::Producer;
@@ -229,13 +229,24 @@ impl World {
         }
     }
 
-    /// A stand-by sees who has the slot or the lease.
-    pub(super) fn waits_for(&mut self) {
-        if !self.server.is_taken() {
-            return;
+    /// Who a stand-by sees at work.
+    pub(super) fn at_work(&self) -> Option<AtWork> {
+        if !self.server.is_held(self.now) {
+            None
+        } else if !self.server.is_taken() {
+            Some(AtWork::Own)
+        } else if self.server.is_streamed() {
+            Some(AtWork::Streams)
+        } else {
+            Some(AtWork::Reads)
         }
-        if self.server.is_streamed() {
-            self.relay.process.left.turn.lose();
+    }
+
+    /// A stand-by sees this at work.
+    pub(super) fn waits_for(&mut self, at_work: Option<AtWork>) {
+        let turn = &mut self.relay.process.left.turn;
+        if !at_work.is_some_and(|at_work| turn.sees(at_work)) {
+            return;
         }
         let has_in_flight = |pipeline: &mut Pipeline<Producer>| {
             take_in_told(&mut pipeline.publisher).is_err() || !pipeline.publisher.is_drained()
