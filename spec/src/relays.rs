@@ -652,6 +652,8 @@ impl Follower<RelaysModel> {
         // It replaces one that begins behind WAL without events, which has no number here.
         if !self.may(made) {
             expect("no relay is at work", 0, self.state.at_work().count())?;
+            let stored = self.state.stored.position;
+            expect("where the slot begins", Some(stored), self.state.slot)?;
             self.take(Action::LoseSlot)?;
         }
         self.take(made)

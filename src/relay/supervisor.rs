@@ -40,8 +40,6 @@ use walrelay_core::turn::{AtWork, Look, StandBy};
 /// How long the bus has to answer before the slot is taken: a relay that cannot deliver leaves it
 /// to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long acks of what a stream left in flight are waited for before the table is read.
-const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Relay {
     sessions: Sessions,
@@ -454,16 +452,16 @@ impl Relay {
         let Some(pipeline) = self.producer.running_mut() else {
             return Ok(());
         };
-        let (limit, why) = match self.known.left.lock().turn.is_past() {
-            true => (Duration::ZERO, "another relay was at work"),
-            false => (LAST_ACKS_TIMEOUT, "acks do not come"),
-        };
+        let limit = self.known.left.lock().turn.last_acks_timeout();
         let until = Instant::now() + limit;
         let before = pipeline.publisher.counts;
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
         if !drained? {
-            let what = format!("{why}; reading the table without them");
+            let what = match limit.is_zero() {
+                true => "another relay was at work; reading the table without its last acks",
+                false => "acks do not come; reading the table without them",
+            };
             return Err(Error::new(Kind::BusUnreachable, what));
         }
         Ok(())

@@ -1,13 +1,8 @@
 //! Work on the table: what a slot does not have is caught up with before it is streamed, or the
 //! table is polled.
 //!
-//! Catching up and polling are one thing. There is what is known to be published, and a snapshot of
-//! now; rows of transactions that are in the second and not in the first are read in their order,
-//! and once they are acked the second takes the place of the first. With a slot the snapshot is the
-//! one it begins with, so that the slot has the rest.
-//!
-//! Each step that cannot be repeated is stored before it is done, so that the next relay continues
-//! there.
+//! [`TableRead`] of the core says which step is next, and what is stored before it. Which rows are
+//! read is in [`walrelay_core::catch_up`]. Here are the queries, the slot, and the waits.
 
 use std::sync::Arc;
 use std::time::Duration;

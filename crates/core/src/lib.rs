@@ -5,30 +5,32 @@
 //! core has no socket, no task and no timer; times are arguments. The program `walrelay` carries
 //! out what the core decides.
 //!
-//! Two inputs are no arguments. [`publisher::Publisher`] sends records to a [`sink::Sink`] and
+//! Some inputs are no arguments. [`publisher::Publisher`] sends records to a [`sink::Sink`] and
 //! waits for the sink's deliveries. The back-off of events that failed draws from the generator of
-//! `fastrand`, which a test seeds.
+//! `fastrand`, which a test seeds. Lags and ages are told by the wall clock ([`clock`]), which
+//! decides nothing.
 //!
 //! # Promises
 //!
 //! The crate docs of the program (`src/lib.rs`) number the promises. The patches in `mutants/`
-//! break them, and each patch names the test that then fails. `tests/simulation/` checks P1 to P4,
-//! P6, P9, P12 to P14 and a part of P8, most of them in `promises.rs`.
+//! break them, and `scripts/mutants --list` names the test that each patch fails. `tests/simulation/`
+//! checks P1 to P4, P6, P9, P12 to P14 and a part of P8, most of them in `promises.rs`. Paths in
+//! `src/` are the program's.
 //!
-//! | promise | decided in | mutants |
-//! |---|---|---|
-//! | P1 confirm | the place of an event [`event`] (`assemble.rs`); the position [`ledger`]; the LSN [`ledger::confirm`]; whether the position belongs to the slot [`start`] | 01 to 17, 38, 56 to 58, 77 to 79, 81, 82, 101 |
-//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`]; on a bus that answers for each record [`lanes`] | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 85, 121, 122 |
-//! | P1, P2 after the turn of another relay | [`turn`], [`left`], [`stored`] | 71 to 75, 87 |
-//! | P3 nothing skipped | [`publisher::judge`], [`publisher::quarantine`], [`parked`] | 23, 37, 44, 48, 49, 90, 91, 93 |
-//! | P4 memory, P5 back-pressure | [`publisher`] (`intake.rs`), [`ledger`]; status updates by the program | 24, 25 |
-//! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives | 26 |
-//! | P7 shutdown, P8 silence, P10 stopping | the program; an altered publication [`stream_record`] | 27 to 31, 51, 96, 97, 108 to 113, 116, 123 |
-//! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | 36, 52, 67, 69, 106, 107 |
-//! | P11 hostile input | each parser here; [`printable`], [`secret`] | 32; tests `fuzzed_…` |
-//! | P12 the table | [`recovery`], [`catch_up`], [`table_read`], [`ledger::trail`], [`published_versions`] | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |
-//! | P13 upkeep | [`publisher::write_back`], [`parked`]; refused writes [`sessions`]; commits that wait for the relay [`publisher::pipeline`] | 42, 68, 88, 98 to 100, 114, 118 |
-//! | P14 once | [`publisher::transaction`], [`table_read`]; the fence by the program | 45, 47, 86, 89, 92, 102, 119 |
+//! | promise | decided in | one of the tests that fail | mutants |
+//! |---|---|---|---|
+//! | P1 confirm | the place of an event [`event`] (`assemble.rs`), [`position`]; the position [`ledger`], [`publisher::pipeline`]; the LSN [`ledger::confirm`]; whether the position belongs to the slot [`start`], [`recovery`]; an ack `src/sink/` | simulation `nothing_is_lost_or_reordered` | 01 to 17, 35, 38, 56 to 58, 65, 77 to 79, 81, 82, 101, 105 |
+//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`]; on a bus that answers for each record [`lanes`]; in Kafka `src/sink/kafka/` (`options.rs`, `partitions.rs`) | simulation `nothing_is_lost_or_reordered`, `lanes_keep_the_order` | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 84, 85, 121, 122 |
+//! | P1, P2 after the turn of another relay | [`turn`], [`left`], [`stored`], [`ledger::trail`]; the id is stored by `src/relay/store.rs` | simulation `a_relay_that_takes_over` | 33, 71 to 75, 87 |
+//! | P3 nothing skipped | [`decode`], [`event`]; [`publisher::judge`], [`publisher::quarantine`], [`parked`] | simulation `events_that_are_refused` | 23, 37, 44, 48, 49, 90, 91, 93, 103, 104 |
+//! | P4 memory, P5 back-pressure | `Publisher::intake_closed` ([`publisher`]), [`ledger`]; status updates `src/source/feedback.rs` | `ledger::tests::events_in_flight_are_bounded`, `live::pressure` | 24, 25 |
+//! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives; [`ledger::confirm`] | `ledger::confirm::tests` | 26 |
+//! | P7 shutdown, P8 silence, P10 stopping | `src/relay/` (`stop.rs`, `drain.rs`, `replication.rs`), `src/source/` (`preflight.rs`, `watch.rs`); an altered publication [`stream_record`], [`start`], [`recovery`] | `live::shutdown`, `live::stopping`, `stream_record::tests` | 27 to 31, 51, 96, 97, 108 to 113, 116, 123 |
+//! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | `readiness::tests`, the simulation | 36, 52, 67, 69, 106, 107 |
+//! | P11 hostile input | each parser here; [`printable`], [`secret`] | `fuzzed_…` | 32 |
+//! | P12 the table | what is read [`recovery`], [`catch_up`], [`published_versions`]; what is stored before what [`table_read`]; [`ledger::trail`]; the lease `src/source/lease.rs`, queries `src/poll/` | simulation `what_no_slot_sends` | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |
+//! | P13 upkeep | [`publisher::write_back`], [`parked`], [`table_read`]; refused writes [`sessions`]; commits that wait for the relay [`publisher`] (`held_commits.rs`); SQL `src/upkeep/` | simulation `parked_events_keep`, `rows_that_are_set_to_pending` | 42, 68, 88, 98 to 100, 114, 118 |
+//! | P14 once | [`publisher::transaction`], [`left`], [`table_read`]; the fence `src/relay/session.rs` | simulation `committed_together` | 45, 47, 86, 89, 92, 102, 119 |
 //!
 //! # Modules
 //!
@@ -62,9 +64,9 @@
 //! | [`stream_record`] | what a stream stores with each position; an altered publication |
 //! | [`sessions`] | which session comes next, and after which wait |
 //! | [`recovery`] | rows that are read from the table before a slot is streamed, or instead |
-//! | [`turn`] | whether another relay was at work |
+//! | [`turn`] | whether another relay was at work, or is, for one that stands by |
 //! | [`left`] | what the sessions of a process leave to the next one |
-//! | [`table_read`] | a session at the table: rows in, progress to store out |
+//! | [`table_read`] | a session at the table: rows in; the next step, and progress to store, out |
 //! | [`readiness`] | whether the relay is ready, and why not |
 //! | [`watch`] | what a stream watches: rows set to pending again, rows that go early, retained WAL |
 

@@ -13,6 +13,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How often it is found out whether a stand-by could take over.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How long acks of what a stream left in flight are waited for before the table is read.
+const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The longest standstill of a process that keeps its turn, where the server ends a session after
 /// `silence`: the last message is at most a third of `silence` older than it.
 pub fn bearable(silence: Duration) -> Duration {
@@ -122,6 +125,15 @@ impl Turn {
     /// Whether another relay was at work, or may have been.
     pub fn is_past(&self) -> bool {
         self.is_past
+    }
+
+    /// How long acks of what a stream left in flight are waited for before the table is read: not
+    /// at all where another relay was at work.
+    pub fn last_acks_timeout(&self) -> Duration {
+        match self.is_past {
+            true => Duration::ZERO,
+            false => LAST_ACKS_TIMEOUT,
+        }
     }
 
     /// A session opens, and goes on from what is stored. Whether nothing else counts.

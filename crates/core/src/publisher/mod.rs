@@ -2,7 +2,7 @@
 //! cannot be delivered.
 //!
 //! Every source of events uses it: the stream through [`pipeline::Pipeline`], rows of a table
-//! through `table_loop` and `replay`. One source at a time has the sink, so that no two publish at
+//! through `TableRead`, and `replay`. One source at a time has the sink, so that no two publish at
 //! once (P2). It does no I/O of its own.
 //!
 //! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the

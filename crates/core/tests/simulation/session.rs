@@ -30,7 +30,7 @@ use super::world::{World, epoch, take_in_told};
 
 /// The longest wait for the next session, unless a topic refuses.
 pub(super) const LONGEST: Duration = Duration::from_secs(15);
-/// How long acks are waited for before the table is read.
+/// The longest wait for acks before the table is read.
 pub(super) const DRAIN: Duration = Duration::from_secs(10);
 /// The topic of positions, which refuses none.
 const POSITIONS: &str = "positions";
@@ -174,11 +174,8 @@ impl World {
             return Err(Error::new(Kind::BusUnreachable, "the model is down"));
         }
         let (why, until) = match draining {
-            Some(Draining { why, until }) => (Some(why), until),
-            None => (
-                self.relay.process.sessions.table_instead(),
-                self.now + DRAIN,
-            ),
+            Some(Draining { why, until }) => (Some(why), Some(until)),
+            None => (self.relay.process.sessions.table_instead(), None),
         };
         if self.server.is_held(self.now) {
             self.relay.process.sessions.lost_table();
@@ -190,6 +187,8 @@ impl World {
             return Err(Error::new(Kind::SlotActive, "another session has it"));
         }
         self.take_turn();
+        let limit = self.now + self.relay.process.left.turn.last_acks_timeout();
+        let until = until.map_or(limit, |until| until.min(limit));
         match why.or_else(|| self.table_instead()) {
             Some(why) => self.open_table(why, until),
             None => self.open_stream(),
@@ -204,8 +203,7 @@ impl World {
             }
             None => true,
         };
-        let is_past = self.relay.process.left.turn.is_past();
-        if !is_drained && self.now < until && !is_past {
+        if !is_drained && self.now < until {
             self.relay.process.draining = Some(Draining { why, until });
             return Ok(());
         }
@@ -522,7 +520,8 @@ impl World {
 
     /// The read of the table ended.
     fn end_reading(&mut self, mut reading: Reading, error: Option<&Error>, has_lease: bool) {
-        if error.is_some_and(|error| !error.kind().ends_producer()) {
+        let goes_on = |error: &Error| !error.kind().ends_producer() && !error.kind().halts();
+        if error.is_some_and(goes_on) {
             self.drain(&mut reading.read.publisher);
             reading.read.advance_to_last();
             let may_store = reading.read.may_store_at_end(has_lease) && self.random.bool();

@@ -81,8 +81,8 @@ pub(super) struct World {
     /// again at an alteration, since a snapshot from before saw it.
     pub(super) finished: BTreeMap<Logged, usize>,
     /// The relay that acts, and the others.
-    pub(super) relay: Relay,
-    pub(super) others: Vec<Relay>,
+    pub(super) relay: Box<Relay>,
+    pub(super) others: Vec<Box<Relay>>,
     pub(super) reached: Reached,
     /// Where rows are marked and events are parked.
     pub(super) tables: Option<Tables>,
@@ -149,8 +149,8 @@ impl World {
             is_altered: false,
             marked_unstored: BTreeSet::new(),
             finished: BTreeMap::new(),
-            relay: Relay::of(0),
-            others: (1..mode.relays).map(Relay::of).collect(),
+            relay: Box::new(Relay::of(0)),
+            others: (1..mode.relays).map(Relay::of).map(Box::new).collect(),
             reached: Reached::default(),
             tables: mode.marks().then(Tables::default),
             tables_there: mode.marks().then(Tables::default),
@@ -569,7 +569,7 @@ impl World {
             published.is_some_and(|it| it.pair.lsn > switch || it.also_end > Some(switch))
         };
         let is_storing = |relay: &Relay| relay.storing.as_ref().is_some_and(knows_more);
-        let others = self.others.iter().any(is_storing);
+        let others = self.others.iter().any(|it| is_storing(it));
         self.may_forget |= knows_more(&self.stored) || is_storing(&self.relay) || others;
         let is_behind = self.stored.position.end_lsn > switch && !lost.is_empty();
         self.reached
