@@ -148,7 +148,15 @@ impl PrivatePostgres {
             "--no-sync",
         ]);
         let password = self.dir.join("password");
-        self.write_new(&password, &self.password)?;
+        // Only the user of the server can read it, and it was not there.
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&password);
+        file.and_then(|mut file| file.write_all(self.password.as_bytes()))
+            .map_err(unusable)?;
+        self.give(&password)?;
         let status = initdb
             .args(["--auth=scram-sha-256", "--pwfile"])
             .arg(&password)
@@ -160,18 +168,6 @@ impl PrivatePostgres {
         }
         self.configure(CONFIGURATION)?;
         self.configure(&self.configuration)
-    }
-
-    /// Writes a file that only the user of the server can read, and that was not there.
-    fn write_new(&self, path: &Path, text: &str) -> Result<()> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path);
-        file.and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(unusable)?;
-        self.give(path)
     }
 
     /// Appends lines to `postgresql.conf`.
@@ -210,7 +206,16 @@ impl PrivatePostgres {
             if is_first {
                 self.port = free_port().map_err(unusable)?;
             }
-            let child = self.server_command().spawn().map_err(unusable)?;
+            let socket_dir = self.socket_dir().unwrap_or(Path::new("")).display();
+            // The options are what a copy of its data on this machine has to have differently.
+            let mut postgres = self.command("postgres");
+            postgres.arg("-D").arg(self.data_dir()).args([
+                "-c",
+                &format!("port={}", self.port),
+                "-c",
+                &format!("unix_socket_directories={socket_dir}"),
+            ]);
+            let child = postgres.spawn().map_err(unusable)?;
             let guarded = self.guardian.watch(child.id());
             self.child = Some(child);
             guarded.map_err(unusable)?;
@@ -299,7 +304,7 @@ impl PrivatePostgres {
     /// One of the programs, as the right user, writing to the log, out of reach of the terminal's
     /// Ctrl-C.
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.binaries.dir.join(program));
+        let mut command = Command::new(self.program(program));
         command
             .current_dir(&self.dir)
             .process_group(0)
@@ -316,21 +321,6 @@ impl PrivatePostgres {
             command.stdout(out).stderr(err);
         }
         command
-    }
-
-    /// The server, told what a copy of its data on this machine has to have differently.
-    fn server_command(&self) -> Command {
-        let socket_dir = self.socket_dir().unwrap_or(Path::new("")).display();
-        let mut postgres = self.command("postgres");
-        postgres
-            .arg("-D")
-            .arg(self.data_dir())
-            .arg("-c")
-            .arg(format!("port={}", self.port));
-        postgres
-            .arg("-c")
-            .arg(format!("unix_socket_directories={socket_dir}"));
-        postgres
     }
 
     fn log_path(&self) -> PathBuf {
@@ -352,7 +342,8 @@ impl PrivatePostgres {
     /// Waits until it takes connections; false where it ended instead.
     fn ready(&mut self, deadline: Instant) -> Result<bool> {
         while self.exited()?.is_none() {
-            if self.is_ready() {
+            let child = self.child.as_ref();
+            if child.is_some_and(|child| self.lock_file().is_ready(child.id())) {
                 return Ok(true);
             }
             if Instant::now() >= deadline {
@@ -363,21 +354,8 @@ impl PrivatePostgres {
         Ok(false)
     }
 
-    /// Whether the running process, and not one before it, has written that it takes connections.
-    fn is_ready(&self) -> bool {
-        let Some(child) = &self.child else {
-            return false;
-        };
-        let lock = self.lock_file();
-        let mut lines = lock.lines();
-        lines.next() == Some(&child.id().to_string())
-            && lines.nth(6).is_some_and(|status| status.trim() == "ready")
-    }
-
-    /// `postmaster.pid`, of which the first line is the process id, the seventh the shared memory,
-    /// the eighth the status.
-    fn lock_file(&self) -> String {
-        fs::read_to_string(self.data_dir().join("postmaster.pid")).unwrap_or_default()
+    fn lock_file(&self) -> LockFile {
+        LockFile(fs::read_to_string(self.data_dir().join("postmaster.pid")).unwrap_or_default())
     }
 
     fn exited(&mut self) -> Result<Option<ExitStatus>> {
@@ -413,12 +391,7 @@ impl PrivatePostgres {
     /// A killed postmaster leaves one small System V segment, which only its own restart or we can
     /// take away.
     fn remove_shared_memory(&self) {
-        let lock = self.lock_file();
-        let id = lock
-            .lines()
-            .nth(6)
-            .and_then(|line| line.split_whitespace().nth(1));
-        if let Some(id) = id {
+        if let Some(id) = self.lock_file().shared_memory() {
             let mut ipcrm = Command::new("ipcrm");
             if let Some(user) = self.user {
                 user.run(&mut ipcrm);
@@ -449,6 +422,24 @@ impl Drop for PrivatePostgres {
             drop(self.guardian.release(child.id()));
         }
         self.remove_shared_memory();
+    }
+}
+
+/// The text of `postmaster.pid`, of which the first line is the process id, the seventh the shared
+/// memory, the eighth the status; empty where there is no such file.
+struct LockFile(String);
+
+impl LockFile {
+    /// Whether the process `pid`, and not one before it, has written that it takes connections.
+    fn is_ready(&self, pid: u32) -> bool {
+        let mut lines = self.0.lines();
+        lines.next() == Some(&pid.to_string())
+            && lines.nth(6).is_some_and(|status| status.trim() == "ready")
+    }
+
+    /// The id of the System V segment.
+    fn shared_memory(&self) -> Option<&str> {
+        self.0.lines().nth(6)?.split_whitespace().nth(1)
     }
 }
 
