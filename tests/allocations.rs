@@ -81,7 +81,7 @@ async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) 
     tokio::time::timeout(LIMIT, acked)
         .await
         .expect("not all was acked in time");
-    pipeline.publisher.ledger.take_finished();
+    pipeline.publisher.ledger.finished.clear();
 }
 
 /// The allocations of an event of this outbox, in hundredths. OpenTelemetry is off.

@@ -387,7 +387,7 @@ impl<'a> SharedLoop<'a> {
         let taken_in = publisher.delivered();
         let metrics = &self.process.telemetry.metrics;
         let now_us = now_us();
-        for committed_at_us in publisher.ledger.take_finished() {
+        for committed_at_us in publisher.ledger.finished.drain(..) {
             metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
         taken_in

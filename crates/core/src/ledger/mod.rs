@@ -69,6 +69,20 @@ struct Span {
     end_lsn: Option<Lsn>,
 }
 
+impl Span {
+    /// A range without an end, and without events but those `before`.
+    fn new(first: Ticket, commit_lsn: Lsn, before: u64) -> Span {
+        Span {
+            first: first.0,
+            next: first.0,
+            before,
+            commit_lsn,
+            committed_at_us: 0,
+            end_lsn: None,
+        }
+    }
+}
+
 /// The place of an event in flight, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InTransaction {
@@ -105,8 +119,9 @@ pub struct Ledger<T> {
     spans: VecDeque<Span>,
     /// The delivered position. `spans` holds everything after it.
     delivered: Position,
-    /// Commit times of transactions that were delivered since the last [`Ledger::take_finished`].
-    finished: Vec<i64>,
+    /// Commit times, microseconds since the Unix epoch, of delivered transactions, for the owner to
+    /// take away.
+    pub finished: Vec<i64>,
 }
 
 /// The greatest number of commit times. Beyond it latency is sampled.
@@ -158,21 +173,14 @@ impl<T> Ledger<T> {
             return Err(LedgerError(what));
         }
         let before = self.delivered.delivered_of(commit_lsn);
-        let next = self.next_ticket();
-        self.spans.push_back(Span {
-            first: next,
-            next,
-            before,
-            commit_lsn,
-            committed_at_us: 0,
-            end_lsn: None,
-        });
+        self.spans
+            .push_back(Span::new(self.next(), commit_lsn, before));
         Ok(())
     }
 
     /// The ticket of the next event.
     pub fn next(&self) -> Ticket {
-        Ticket(self.next_ticket())
+        Ticket(self.base + self.entries.len() as u64)
     }
 
     /// An event of the open transaction was enqueued under [`Ledger::next`]. Without one the ledger
@@ -183,8 +191,8 @@ impl<T> Ledger<T> {
         committed_at_us: i64,
         event: T,
     ) -> Result<(), LedgerError> {
-        let next = self.next_ticket() + 1;
-        let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
+        let next = self.next().0 + 1;
+        let Some(open) = self.open() else {
             return Err(LedgerError::outside("an event"));
         };
         open.next = next;
@@ -201,7 +209,7 @@ impl<T> Ledger<T> {
 
     /// The open transaction ends.
     pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), LedgerError> {
-        let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
+        let Some(open) = self.open() else {
             return Err(LedgerError::outside("a commit"));
         };
         if open.commit_lsn != commit_lsn || end_lsn <= commit_lsn {
@@ -210,14 +218,12 @@ impl<T> Ledger<T> {
                 format!("commit of {commit_lsn}, which ends at {end_lsn}, while {open} is open");
             return Err(LedgerError(what));
         }
-        open.end_lsn = Some(end_lsn);
         if open.next == open.first && self.spans.len() > 1 {
             // Without an event to ack, the transaction is delivered with the span before it, and
             // needs no memory (P4).
             self.spans.pop_back();
-            self.extend_last(end_lsn);
         }
-        self.advance();
+        self.end_last(end_lsn);
         Ok(())
     }
 
@@ -229,21 +235,10 @@ impl<T> Ledger<T> {
             return;
         }
         if self.spans.is_empty() {
-            let next = self.next_ticket();
-            let commit_lsn = Lsn::ZERO;
-            let committed_at_us = 0;
-            self.spans.push_back(Span {
-                first: next,
-                next,
-                before: 0,
-                commit_lsn,
-                committed_at_us,
-                end_lsn: None,
-            });
+            self.spans.push_back(Span::new(self.next(), Lsn::ZERO, 0));
         }
         // Keepalives extend one span, so they take no memory.
-        self.extend_last(wal_end);
-        self.advance();
+        self.end_last(wal_end);
     }
 
     /// The broker has the event. Returns its bytes, which are no longer in flight.
@@ -284,13 +279,8 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// The owner's data of the event that was enqueued last, while it is in flight.
-    pub fn newest(&self) -> Option<&T> {
-        self.entries.back().map(|entry| &entry.event)
-    }
-
     /// The owner's data of all events in flight, oldest first.
-    pub fn events(&self) -> impl Iterator<Item = &T> {
+    pub fn events(&self) -> impl DoubleEndedIterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.event)
     }
 
@@ -351,12 +341,6 @@ impl<T> Ledger<T> {
             .map(|span| span.committed_at_us)
     }
 
-    /// Commit times, microseconds since the Unix epoch, of transactions delivered since the last
-    /// call.
-    pub fn take_finished(&mut self) -> std::vec::Drain<'_, i64> {
-        self.finished.drain(..)
-    }
-
     /// The place of the event with this ticket.
     pub(crate) fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
         let span = self
@@ -369,11 +353,12 @@ impl<T> Ledger<T> {
         })
     }
 
-    /// Moves the end of the last span. Only for a range without events.
-    fn extend_last(&mut self, end_lsn: Lsn) {
+    /// The last span ends at `end_lsn`. Whatever it did not reach before has no events.
+    fn end_last(&mut self, end_lsn: Lsn) {
         if let Some(last) = self.spans.back_mut() {
             last.end_lsn = Some(end_lsn);
         }
+        self.advance();
     }
 
     /// The index of the ticket's entry, if the ticket was assigned and the event is not delivered.
@@ -384,12 +369,8 @@ impl<T> Ledger<T> {
             .and_then(|offset| usize::try_from(offset).ok())
     }
 
-    fn next_ticket(&self) -> u64 {
-        self.base + self.entries.len() as u64
-    }
-
-    fn open(&self) -> Option<&Span> {
-        self.spans.back().filter(|span| span.end_lsn.is_none())
+    fn open(&mut self) -> Option<&mut Span> {
+        self.spans.back_mut().filter(|span| span.end_lsn.is_none())
     }
 
     /// Removes acked entries from the front, and moves the delivered position behind each of them.
@@ -605,7 +586,7 @@ mod tests {
         assert_eq!(ledger.oldest_commit_us(), Some(9));
         ledger.acked(Ticket(1)).unwrap();
         assert_eq!(ledger.oldest_commit_us(), None);
-        assert_eq!(ledger.take_finished().collect::<Vec<_>>(), [7, 9]);
+        assert_eq!(ledger.finished, [7, 9]);
     }
 
     #[test]

@@ -190,7 +190,7 @@ impl<S: Sink> Publisher<S> {
                 (None, false) => IntakeClosed::QueueFull,
             });
         }
-        if let Some(Some(newest)) = self.ledger.newest()
+        if let Some(Some(newest)) = self.ledger.events().next_back()
             && let Some(why) = newest.closes_intake()
         {
             return Some(why);
