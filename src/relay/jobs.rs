@@ -19,8 +19,9 @@ use crate::relay::store::AnyStore;
 use crate::sink::{AnySink, BusSink as _, TailReader};
 use crate::source::control::{Control, PendingRow, WalPosition};
 use crate::source::watch::{Fingerprint, Look};
-use walrelay_core::config::TableName;
+use walrelay_core::config::{OutboxConfig, SlotName};
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::RowId;
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::{Lsn, Position};
@@ -61,12 +62,12 @@ pub(super) enum Done {
 }
 
 pub(super) struct ReadTail {
-    pub(super) topic: String,
+    topic: String,
     /// None where the reader is still at it.
-    pub(super) tail: Option<Tail>,
+    tail: Option<Tail>,
     /// For the next topic.
-    pub(super) reader: Option<Box<dyn TailReader>>,
-    pub(super) result: Result<()>,
+    reader: Option<Box<dyn TailReader>>,
+    result: Result<()>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +86,7 @@ pub(super) struct Jobs {
     /// When the next of a kind is due, where that is not at once.
     next: HashMap<Task, Instant>,
     /// For the tails of topics, while there are some to be read.
-    pub(super) tails: Option<Box<dyn TailReader>>,
+    tails: Option<Box<dyn TailReader>>,
     /// Events acked when the last snapshot was taken.
     pub(super) paired_at: u64,
 }
@@ -212,16 +213,19 @@ impl Jobs {
         self.next.insert(Task::FindPending, now + WATCH_PAUSE);
     }
 
-    /// Looks whether the row of a delivered event is in its table.
-    pub(super) fn begin_kept(
-        &mut self,
-        session: &Session,
-        outbox: usize,
-        table: TableName,
-        key: Vec<(String, String)>,
-    ) {
-        if !self.is_running(Task::ProbeRow) {
+    /// Looks whether this row of a delivered event is in its table, where its key is text.
+    pub(super) fn begin_kept(&mut self, session: &Session, of: &OutboxConfig, row: &RowId) {
+        let key = of
+            .key_columns()
+            .cloned()
+            .zip(row.values())
+            .map(|(column, value)| Some((column, String::from_utf8(value.to_vec()).ok()?)));
+        if !self.is_running(Task::ProbeRow)
+            && let Some(table) = of.source.table().cloned()
+            && let Some(key) = key.collect()
+        {
             let control = session.control.clone();
+            let outbox = row.outbox;
             self.begin(Task::ProbeRow, async move {
                 Done::Kept(control.is_kept(table, key).await, outbox)
             });
@@ -257,6 +261,34 @@ impl Jobs {
         {
             let reader = self.tails.take();
             self.begin(Task::ReadTail, read_tail(config.clone(), reader, tail));
+        }
+    }
+
+    /// Takes in what was read of a topic's tail, for `before`.
+    pub(super) fn tail_read(
+        &mut self,
+        ReadTail {
+            topic,
+            tail,
+            reader,
+            result,
+        }: ReadTail,
+        slot: &SlotName,
+        before: Option<&mut DeliveredBefore>,
+    ) {
+        self.tails = reader;
+        let records = tail.as_ref().map_or(0, |tail| tail.count);
+        tracing::debug!(%slot, topic, records, "looked for what was published before");
+        if let Err(error) = &result {
+            let fix = error.what_to_do();
+            tracing::warn!(event = "tail_read_failed", %slot, topic, %error, fix,
+                "the topic cannot be read: events that were published before a crash may be \
+                 published again");
+        }
+        match (before, tail) {
+            (Some(before), Some(tail)) => before.read(tail, result.is_err()),
+            (Some(before), None) => before.unreadable(&topic),
+            (None, _) => {}
         }
     }
 

@@ -11,9 +11,8 @@ use tokio::time::Instant;
 
 use crate::postgres::sql;
 use crate::relay::drain::DRAIN_TIMEOUT;
-use crate::relay::jobs::{Done, Jobs, ReadTail};
-use crate::relay::recovery::rules;
-use crate::relay::session::{Session, memberships};
+use crate::relay::jobs::{Done, Jobs};
+use crate::relay::session::Session;
 use crate::relay::shared_loop::{
     OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
 };
@@ -23,20 +22,21 @@ use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
 use crate::source::control::{PendingRow, WalPosition};
 use crate::source::synchronous::Synchronous;
-use crate::source::watch::{Look, altered_and_unread, compare, looks_as_before, notices};
+use crate::source::watch::Look;
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::telemetry::health::HELD_BACK;
 use walrelay_core::clock::now_us;
 use walrelay_core::decode::Other;
-use walrelay_core::error::{Error, Kind, NextCommand, Result};
+use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::{Ignored, RowId};
 use walrelay_core::failpoint;
 use walrelay_core::ledger::confirm::Due;
 use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 use walrelay_core::readiness::NotReady;
 use walrelay_core::sessions::Ended;
-use walrelay_core::stream_record::{PairUse, Versioned};
+use walrelay_core::stream_record::PairUse;
 use walrelay_core::watch::{RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
@@ -312,6 +312,7 @@ impl ReplicationLoop<'_> {
 
     /// Begins the jobs that are due, of each kind one at a time.
     fn begin_jobs(&mut self, now: Instant) {
+        let config = self.shared.process.config;
         let since = now - self.shared.epoch;
         let is_leaving = self.shared.leaving.is_some();
         let record = &self.session.start.record;
@@ -324,16 +325,11 @@ impl ReplicationLoop<'_> {
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.pipeline.store_begun(since);
                 self.shared.process.telemetry.metrics.catalog_checks.inc();
-                self.jobs.begin_look(
-                    &self.session,
-                    self.shared.process.config,
-                    Some(position),
-                    now,
-                );
+                self.jobs
+                    .begin_look(&self.session, config, Some(position), now);
             }
             Due::Idle(_) => {}
         }
-        let config = self.shared.process.config;
         let publisher = &mut self.pipeline.publisher;
         self.shared.begin_write_back(publisher, usize::MAX);
         if !is_leaving && !publisher.write_backs.refused {
@@ -346,11 +342,11 @@ impl ReplicationLoop<'_> {
         }
         if self.requeued.is_some() && !is_leaving {
             let every = config.source.poll.pending_interval;
-            self.jobs
-                .begin_watch(&self.session, self.pipeline.publisher.marked(), every, now);
+            let publisher = &self.pipeline.publisher;
+            let marked = publisher.write_backs.marked(publisher.ledger.delivered());
+            self.jobs.begin_watch(&self.session, marked, every, now);
         }
-        let record = &self.session.start.record;
-        if record.wants_pair(&self.pipeline.trail) {
+        if self.session.start.record.wants_pair(&self.pipeline.trail) {
             self.jobs
                 .begin_pair(&self.session, self.pipeline.publisher.counts.acked, now);
         }
@@ -457,7 +453,16 @@ impl ReplicationLoop<'_> {
             Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store),
             Done::Measured(result) => result.and_then(|measured| self.measured(&measured)),
             Done::Kept(result, outbox) => result.map(|found| self.looked_for_row(found, outbox)),
-            Done::Paired(result) => result.map(|taken| self.paired(taken)),
+            Done::Paired(result) => {
+                result.map(|taken| match self.session.start.record.took(taken) {
+                    PairUse::Published(pair) => {
+                        self.jobs.paired_at = self.pipeline.publisher.counts.acked;
+                        self.pipeline.trail.took(pair.snapshot, pair.lsn);
+                    }
+                    PairUse::Look => self.jobs.look_soon(),
+                    PairUse::Nothing => {}
+                })
+            }
             Done::Pending(Ok((rows, lsn)), settled) => {
                 self.looked_for_pending(rows, lsn, &settled);
                 Ok(())
@@ -472,7 +477,9 @@ impl ReplicationLoop<'_> {
                 Ok(())
             }
             Done::Tail(read) => {
-                self.tail_read(read);
+                let slot = &self.shared.process.config.source.slot;
+                let before = self.pipeline.publisher.judge.before.as_deref_mut();
+                self.jobs.tail_read(read, slot, before);
                 Ok(())
             }
         };
@@ -494,7 +501,7 @@ impl ReplicationLoop<'_> {
         let took = store.took;
         self.session.start.store = Some(store);
         if let Err(error) = result {
-            let error = Box::pin(self.why_not_stored(error)).await;
+            let error = Box::pin(why_not_stored(&mut self.pipeline.publisher, error)).await;
             if error.kind().halts() {
                 // Nothing more can be stored, so there is nothing to wait for.
                 self.leave(Duration::ZERO, Err(error));
@@ -520,80 +527,20 @@ impl ReplicationLoop<'_> {
         Ok(())
     }
 
-    fn paired(&mut self, taken: Versioned) {
-        match self.session.start.record.took(taken) {
-            PairUse::Published(pair) => {
-                self.jobs.paired_at = self.pipeline.publisher.counts.acked;
-                self.pipeline.trail.took(pair.snapshot, pair.lsn);
-            }
-            PairUse::Look => self.jobs.look_soon(),
-            PairUse::Nothing => {}
-        }
-    }
-
-    /// Judges a look at the catalogs.
-    fn judge_look(&mut self, look: &Look) -> Result<()> {
-        let slot = &self.shared.process.config.source.slot;
-        let mut looks_same = true;
-        for (before, now) in self.session.fingerprints.iter_mut().zip(&look.now) {
-            compare(before, now)?;
-            looks_same &= looks_as_before(before, now);
-            for notice in notices(before, now) {
-                tracing::warn!(event = "table_altered", %slot, "{notice}");
-            }
-        }
-        // One of several memberships may have gone: the rows were published all the while.
-        let record = &mut self.session.start.record;
-        record.stored.membership_oids = memberships(&look.now);
-        if record.reads_table() || !look.is_altered(record.publication_version()) {
-            return Ok(());
-        }
-        self.publication_altered(look, looks_same)
-    }
-
-    /// Has the table read for rows that are missing from the stream. Where it cannot be read, only
-    /// a change that looks like none is a reason to stop.
-    fn publication_altered(&mut self, look: &Look, looks_same: bool) -> Result<()> {
-        let config = self.shared.process.config;
-        let record = &mut self.session.start.record;
-        let why = rules(config)
-            .why_unread(&record.stored, self.pipeline.trail.is_known())
-            .map(str::to_owned)
-            .or_else(|| look.unreadable.as_ref().map(ToString::to_string));
-        let slot = &config.source.slot;
-        let publication = &config.source.publication;
-        let version = look.publication_version().map(str::to_owned);
-        match (why, look.now.first(), version.zip(look.next_xid)) {
-            (Some(why), Some(now), _) if looks_same => return Err(altered_and_unread(now, why)),
-            (Some(why), _, Some((version, _))) => {
-                let verify = NextCommand::new("verify");
-                tracing::warn!(event = "publication_altered", %slot, publication, why,
-                    "the publication was altered: if inserts were not published in between, rows \
-                     of that time are missing from the stream; `{verify}` names them");
-                record.accept(version);
-            }
-            (None, _, Some((version, next_xid))) => {
-                let status = NextCommand::new("status");
-                tracing::warn!(event = "publication_altered", %slot, publication, next_xid,
-                    "the publication was altered: rows of that time may be missing from the \
-                     stream; reading from the table what was not published, once the \
-                     transactions that are open now have ended; `{status}` names the oldest one");
-                record.altered(version, next_xid);
-                self.jobs.paired_at = u64::MAX;
-            }
-            (_, _, None) => {}
-        }
-        Ok(())
-    }
-
     /// Stores `then_store` where the outbox is published as it was.
     fn looked_at_catalog(
         &mut self,
         result: Result<Look>,
         then_store: Option<Position>,
     ) -> Result<()> {
-        let judged = result.and_then(|look| self.judge_look(&look));
+        let config = self.shared.process.config;
+        let knows_published = self.pipeline.trail.is_known();
+        let judged =
+            result.and_then(|look| self.session.judge_look(&look, config, knows_published));
         self.catalog_unsound |= judged.is_err();
+        if let Ok(true) = judged {
+            self.jobs.paired_at = u64::MAX;
+        }
         // Where events came meanwhile, they are committed with a position behind them.
         if then_store.is_some()
             && (judged.is_err() || self.pipeline.publisher.transaction.is_open())
@@ -602,7 +549,7 @@ impl ReplicationLoop<'_> {
         } else if let Some(position) = then_store {
             self.begin_store(position);
         }
-        judged
+        judged.map(drop)
     }
 
     fn begin_store(&mut self, position: Position) {
@@ -645,30 +592,6 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    fn tail_read(&mut self, read: ReadTail) {
-        let ReadTail {
-            topic,
-            tail,
-            reader,
-            result,
-        } = read;
-        self.jobs.tails = reader;
-        let slot = &self.shared.process.config.source.slot;
-        let records = tail.as_ref().map_or(0, |tail| tail.count);
-        tracing::debug!(%slot, topic, records, "looked for what was published before");
-        if let Err(error) = &result {
-            let fix = error.what_to_do();
-            tracing::warn!(event = "tail_read_failed", %slot, topic, %error, fix,
-                "the topic cannot be read: events that were published before a crash may be \
-                 published again");
-        }
-        match (&mut self.pipeline.publisher.judge.before, tail) {
-            (Some(before), Some(tail)) => before.read(tail, result.is_err()),
-            (Some(before), None) => before.unreadable(&topic),
-            (None, _) => {}
-        }
-    }
-
     fn measured(&mut self, measured: &WalPosition) -> Result<()> {
         self.statistics.server_wal_end = self.statistics.server_wal_end.max(measured.wal_end);
         let received = self.session.stream.wal.received();
@@ -699,7 +622,18 @@ impl ReplicationLoop<'_> {
                 .slot_restart_lsn
                 .set(restart_lsn);
         }
-        self.begin_kept();
+        // Whether the row of an event that was delivered a while ago is in its table.
+        let outboxes = &self.shared.process.config.outboxes;
+        let newest = self.pipeline.begun.newest().filter(|row| {
+            outboxes
+                .get(row.outbox)
+                .is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
+        });
+        if let Some(row) = self.rows_persist.due(newest)
+            && let Some(of) = outboxes.get(row.outbox)
+        {
+            self.jobs.begin_kept(&self.session, of, &row);
+        }
         Ok(())
     }
 
@@ -777,48 +711,6 @@ impl ReplicationLoop<'_> {
         let metrics = &self.shared.process.telemetry.metrics;
         metrics.synchronous_standby.set(i64::from(is_synchronous));
         self.pipeline.set_synchronous(is_synchronous)
-    }
-
-    /// Looks whether the row of an event that was delivered a while ago is in its table.
-    fn begin_kept(&mut self) {
-        let newest = self.pipeline.begun.newest().filter(|row| {
-            let of = self.shared.process.config.outboxes.get(row.outbox);
-            of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
-        });
-        let Some(row) = self.rows_persist.due(newest) else {
-            return;
-        };
-        let Some(outbox) = self.shared.process.config.outboxes.get(row.outbox) else {
-            return;
-        };
-        let values = row.values().map(|value| String::from_utf8(value.to_vec()));
-        let key = outbox
-            .key_columns()
-            .cloned()
-            .zip(values)
-            .map(|(column, value)| Some((column, value.ok()?)));
-        if let Some(table) = outbox.source.table().cloned()
-            && let Some(key) = key.collect()
-        {
-            self.jobs.begin_kept(&self.session, row.outbox, table, key);
-        }
-    }
-
-    /// A store that failed with its producer says less than the failure of the record that ended
-    /// the producer.
-    async fn why_not_stored(&mut self, error: Error) -> Error {
-        let until = Instant::now() + LAST_WORDS;
-        loop {
-            if tokio::time::timeout_at(until, self.pipeline.publisher.receive_deliveries())
-                .await
-                .is_err()
-            {
-                return error;
-            }
-            if let Err(better) = self.pipeline.publisher.delivered() {
-                return better;
-            }
-        }
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be
@@ -900,5 +792,22 @@ impl ReplicationLoop<'_> {
             unsent_since_us: unsent.map(|unsent| unsent.since_us),
         };
         self.shared.report(&mut pipeline.publisher, streamed, now);
+    }
+}
+
+/// A store that failed with its producer says less than the failure of the record that ended the
+/// producer.
+async fn why_not_stored(publisher: &mut Publisher<AnySink>, error: Error) -> Error {
+    let until = Instant::now() + LAST_WORDS;
+    loop {
+        if tokio::time::timeout_at(until, publisher.receive_deliveries())
+            .await
+            .is_err()
+        {
+            return error;
+        }
+        if let Err(better) = publisher.delivered() {
+            return better;
+        }
     }
 }

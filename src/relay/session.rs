@@ -30,12 +30,14 @@ use crate::sink::{AnySink, BusSink as _, SinkHandle, Transactional};
 use crate::source::control::{Control, WalPosition, timeline};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
-use crate::source::watch::Fingerprint;
+use crate::source::watch::{
+    Fingerprint, Look, altered_and_unread, compare, looks_as_before, notices,
+};
 use crate::source::{Status, WalStream};
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::{OnLoss, OutboxConfig};
-use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Kind, NextCommand, Result};
 use walrelay_core::event::BaseTypes;
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
@@ -161,12 +163,79 @@ impl Session {
             .retain(|known| Some(*known) != oid);
     }
 
+    /// Judges a look at the catalogs; `knows_published`, where it is known which rows of the tables
+    /// are published. Says whether the table is to be read, because the publication was altered.
+    /// Errors: the outbox is not what it was, or the publication was altered and the table cannot
+    /// be read.
+    pub(super) fn judge_look(
+        &mut self,
+        look: &Look,
+        config: &Config,
+        knows_published: bool,
+    ) -> Result<bool> {
+        let slot = &config.source.slot;
+        let mut looks_same = true;
+        for (before, now) in self.fingerprints.iter_mut().zip(&look.now) {
+            compare(before, now)?;
+            looks_same &= looks_as_before(before, now);
+            for notice in notices(before, now) {
+                tracing::warn!(event = "table_altered", %slot, "{notice}");
+            }
+        }
+        // One of several memberships may have gone: the rows were published all the while.
+        let record = &mut self.start.record;
+        record.stored.membership_oids = memberships(&look.now);
+        if record.reads_table() || !look.is_altered(record.publication_version()) {
+            return Ok(false);
+        }
+        publication_altered(record, look, looks_same, config, knows_published)
+    }
+
     fn table_oid(&self, of: &OutboxConfig) -> Option<u32> {
         let table = of.source.table()?;
         self.fingerprints
             .iter()
             .find(|now| now.is_of(table))?
             .table_oid()
+    }
+}
+
+/// Has the table read for rows that are missing from the stream, and says whether it is. Where it
+/// cannot be read, only a change that looks like none is a reason to stop.
+fn publication_altered(
+    record: &mut StreamRecord,
+    look: &Look,
+    looks_same: bool,
+    config: &Config,
+    knows_published: bool,
+) -> Result<bool> {
+    let why = rules(config)
+        .why_unread(&record.stored, knows_published)
+        .map(str::to_owned)
+        .or_else(|| look.unreadable.as_ref().map(ToString::to_string));
+    let slot = &config.source.slot;
+    let publication = &config.source.publication;
+    let version = look.publication_version().map(str::to_owned);
+    match (why, look.now.first(), version.zip(look.next_xid)) {
+        (Some(why), Some(now), _) if looks_same => Err(altered_and_unread(now, why)),
+        (Some(why), _, Some((version, _))) => {
+            let verify = NextCommand::new("verify");
+            tracing::warn!(event = "publication_altered", %slot, publication, why,
+                "the publication was altered: if inserts were not published in between, rows of \
+                 that time are missing from the stream; `{verify}` names them");
+            record.accept(version);
+            Ok(false)
+        }
+        (None, _, Some((version, next_xid))) => {
+            let status = NextCommand::new("status");
+            tracing::warn!(event = "publication_altered", %slot, publication, next_xid,
+                "the publication was altered: rows of that time may be missing from the stream; \
+                 reading from the table what was not published, once the transactions that are \
+                 open now have ended; `{status}` names the oldest one");
+            record.altered(version, next_xid);
+            Ok(true)
+        }
+        (_, _, None) => Ok(false),
     }
 }
 
