@@ -30,6 +30,7 @@ use crate::relay::store::Known;
 use crate::telemetry::Metrics;
 use crate::upkeep::parked::DROPPED_NAMED_MAX;
 use crate::upkeep::{DatabaseIdentity, Marker};
+use walrelay_core::clock::millis;
 use walrelay_core::config::max_attempts;
 use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::{RowId, Shown};
@@ -37,9 +38,9 @@ use walrelay_core::failpoint;
 use walrelay_core::parked::{
     AggregateHead, BEHIND, Batch, FailedAgain, Failure, ParkedRef, ParkedRow,
 };
+use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::parked_index::{Retry, RetryMemory, RetryReport};
 use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
-use walrelay_core::publisher::{Publisher, millis};
 use walrelay_core::sink::Sink;
 use walrelay_core::stored::Stored;
 

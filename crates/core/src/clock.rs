@@ -1,6 +1,6 @@
-//! The wall clock, and the two instants it is counted from.
+//! The wall clock, the two instants it is counted from, and milliseconds of durations.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// 2000-01-01 00:00 UTC, from where Postgres counts, in microseconds since the Unix epoch.
 ///
@@ -13,4 +13,9 @@ pub fn now_us() -> i64 {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Whole milliseconds; the greatest number for more than fit.
+pub fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

@@ -9,10 +9,12 @@ use super::quarantine::{EventId, Quarantine, Verdict};
 use super::setup::Setup;
 use super::write_back::RowPolicy;
 use crate::config::{CopiedRows, OnError, SlotName};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Shown};
+use crate::ledger::Ledger;
 use crate::parked::ParkedEvent;
 use crate::route::Record;
+use crate::sink::Delivery;
 
 /// What is known of events beside the ledger: their rows, what the bus refused, what is parked,
 /// and what was delivered before.
@@ -147,13 +149,53 @@ impl Judge {
         parks.take_if(|it| parking.is_blocked(it.row.outbox, key, &it.place))
     }
 
-    /// The bus refused the record of this event with `error`, which finished the producer. Whether
-    /// it is known from now on what to do when the event comes again.
-    pub(super) fn refused(&mut self, event: Option<&InFlight>, error: &Error) -> bool {
-        event.is_some_and(|event| {
-            let id = event.id.as_ref();
-            id.is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
-        })
+    /// The error for `failure`, the first of these `deliveries`, which finished the producer. Where
+    /// events are given up, it is known from now on what to do when the refused ones come again.
+    pub(super) fn judge_failed(
+        &mut self,
+        deliveries: &[Delivery],
+        mut failure: Error,
+        ledger: &Ledger<Option<Box<InFlight>>>,
+        setup: &Setup,
+    ) -> Error {
+        let gives_up = setup.delivery.on_error != OnError::Stop;
+        let refused = deliveries.iter().filter_map(|delivery| match delivery {
+            Delivery::Failed(ticket, error) => Some((ticket, error)),
+            Delivery::Acked(_) | Delivery::Refused(..) => None,
+        });
+        // How often the topic may refuse it, where the row of the first event that it refused says
+        // so.
+        let topic = failure.topic();
+        let of_topic = refused
+            .clone()
+            .filter(|(_, error)| topic.is_some() && error.topic() == topic);
+        let first = of_topic.map(|(ticket, _)| *ticket).min();
+        failure.max_attempts =
+            first.and_then(|ticket| ledger.event(ticket)?.as_deref()?.max_attempts);
+        let is_given_up =
+            |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
+        let refused: Vec<_> = refused.filter(|(_, error)| is_given_up(error)).collect();
+        let Some((_, first)) = refused.first() else {
+            return failure;
+        };
+        let cause = format!("the bus refused a record; looking for it: {first}");
+        if refused.len() > 1 {
+            self.quarantine.with_others();
+        }
+        let mut judged = true;
+        for (ticket, error) in refused {
+            let event = ledger.event(*ticket).and_then(Option::as_deref);
+            judged &= event.is_some_and(|event| {
+                let id = event.id.as_ref();
+                id.is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
+            });
+        }
+        if judged {
+            Error::new(Kind::BusUnreachable, cause)
+                .remedy("wait: the log names the refused event and its remedy")
+        } else {
+            setup.dead_letter_refused(&failure)
+        }
     }
 
     /// This event does not come again. Whether its topic takes records again.

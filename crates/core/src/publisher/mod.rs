@@ -38,10 +38,11 @@ pub use setup::Setup;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::clock::millis;
 use crate::config::OnError;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Shown, Via};
@@ -170,14 +171,6 @@ impl<S: Sink> Publisher<S> {
         self.routers
             .iter_mut()
             .for_each(|router| router.set_origin(system_identifier, timeline));
-    }
-
-    /// A new connection to the server begins, and sends again what was not taken in.
-    pub fn reconnected(&mut self) {
-        // An event without a ticket was not taken in, so the server sends it again.
-        self.pending
-            .take_if(|pending| pending.event.ticket.is_none());
-        self.write_backs.abandon();
     }
 
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first
@@ -386,10 +379,7 @@ impl<S: Sink> Publisher<S> {
         let event = &pending.event;
         if event.instead.is_some() {
             if error.kind() != Kind::RecordTooLarge || !pending.record.is_reducible() {
-                return Err(dead_letter_refused(
-                    &error,
-                    &self.setup.delivery.dead_letter_topic,
-                ));
+                return Err(self.setup.dead_letter_refused(&error));
             }
             // A record that is too large for the producer is too large in any topic.
             pending.record = pending.record.reduced();
@@ -466,14 +456,11 @@ impl<S: Sink> Publisher<S> {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
-                    let parked = match self.setup.refuses_each {
-                        true => self.ledger.event_mut(*ticket).and_then(|event| {
-                            let event = event.as_mut()?;
-                            event.parks.take()
-                        }),
-                        false => None,
-                    };
-                    let parked_bytes = parked.map_or(0, |parked| parked.bytes());
+                    let parks = self.setup.refuses_each.then(|| {
+                        let event = self.ledger.event_mut(*ticket)?.as_mut()?;
+                        event.parks.take()
+                    });
+                    let parked_bytes = parks.flatten().map_or(0, |parks| parks.bytes());
                     let bytes = self.ledger.acked(*ticket).map_err(contradiction)?;
                     self.counts.acked_bytes += bytes.saturating_sub(parked_bytes) as u64;
                     self.counts.acked += 1;
@@ -484,14 +471,28 @@ impl<S: Sink> Publisher<S> {
                     }
                 }
                 Delivery::Failed(ticket, error) => {
-                    let error = self.failed(*ticket, error.clone());
+                    self.batches.failed(*ticket, None, error);
+                    let parks = self.setup.delivery.on_error == OnError::Park;
+                    let error = if let Some(topic) = error.topic().filter(|_| parks) {
+                        // Events for it are parked from here on, and what follows then heals.
+                        let topics = &mut self.judge.quarantine.topics;
+                        if topics.give_up_next(topic, error.clone()) {
+                            self.counts.attempt_failed(error.kind().class());
+                        }
+                        error.bus_again(format_args!("parking events for topic {topic}"))
+                    } else if let Some(at) = self.ledger.whereabouts(*ticket) {
+                        error.clone().about(at)
+                    } else {
+                        error.clone()
+                    };
                     failure.get_or_insert(error);
                 }
             }
         }
         self.release();
         let failure = failure.map_or(Ok(()), |failure| {
-            Err(self.judge_refused(&deliveries, failure))
+            let judge = &mut self.judge;
+            Err(judge.judge_failed(&deliveries, failure, &self.ledger, &self.setup))
         });
         if failure.as_ref().is_err_and(|error| error.kind().halts()) {
             // What waits for room may be of the refused record's key.
@@ -501,29 +502,6 @@ impl<S: Sink> Publisher<S> {
         deliveries.clear();
         self.deliveries = deliveries;
         failure
-    }
-
-    /// The error for the failure of this record alone.
-    fn failed(&mut self, ticket: Ticket, error: Error) -> Error {
-        self.batches.failed(ticket, None, &error);
-        if self.setup.delivery.on_error == OnError::Park
-            && let Some(topic) = error.topic()
-        {
-            // Events for it are parked from here on, and what follows then heals.
-            if self
-                .judge
-                .quarantine
-                .topics
-                .give_up_next(topic, error.clone())
-            {
-                self.counts.attempt_failed(error.kind().class());
-            }
-            return error.bus_again(format_args!("parking events for topic {topic}"));
-        }
-        match self.ledger.whereabouts(ticket) {
-            Some(at) => error.about(at),
-            None => error,
-        }
     }
 
     /// Whether everything taken in is acked.
@@ -585,11 +563,6 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.completed(self.ledger.delivered())
     }
 
-    /// Up to where every event is delivered, and its row is marked where rows are.
-    pub fn marked(&self) -> Position {
-        self.write_backs.marked(self.ledger.delivered())
-    }
-
     /// Drops a pending record whose topic's tail is not read: the server sends its event again to
     /// the next session.
     pub fn forget_unread(&mut self) {
@@ -598,45 +571,6 @@ impl<S: Sink> Publisher<S> {
     }
 
     // Refusals: which event the broker refused, and what follows.
-
-    /// The error for `failure`, the first of these `deliveries`, where events are given up.
-    fn judge_refused(&mut self, deliveries: &[Delivery], mut failure: Error) -> Error {
-        let gives_up = self.setup.delivery.on_error != OnError::Stop;
-        let refused = deliveries.iter().filter_map(|delivery| match delivery {
-            Delivery::Failed(ticket, error) => Some((ticket, error)),
-            Delivery::Acked(_) | Delivery::Refused(..) => None,
-        });
-        // How often the topic may refuse it, where the row of the first event that it refused says
-        // so.
-        let topic = failure.topic();
-        let of_topic = refused
-            .clone()
-            .filter(|(_, error)| topic.is_some() && error.topic() == topic);
-        let first = of_topic.map(|(ticket, _)| *ticket).min();
-        failure.max_attempts =
-            first.and_then(|ticket| self.ledger.event(ticket)?.as_deref()?.max_attempts);
-        let is_given_up =
-            |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
-        let refused: Vec<_> = refused.filter(|(_, error)| is_given_up(error)).collect();
-        let Some((_, first)) = refused.first() else {
-            return failure;
-        };
-        let cause = format!("the bus refused a record; looking for it: {first}");
-        if refused.len() > 1 {
-            self.judge.quarantine.with_others();
-        }
-        let mut judged = true;
-        for (ticket, error) in refused {
-            let event = self.ledger.event(*ticket).and_then(Option::as_deref);
-            judged &= self.judge.refused(event, error);
-        }
-        if judged {
-            Error::new(Kind::BusUnreachable, cause)
-                .remedy("wait: the log names the refused event and its remedy")
-        } else {
-            dead_letter_refused(&failure, &self.setup.delivery.dead_letter_topic)
-        }
-    }
 
     /// This record is refused, and the sink goes on: it was isolated, or the sink refuses each for
     /// itself. The event is tried again, or given up; those of its key behind it are parked with
@@ -647,14 +581,7 @@ impl<S: Sink> Publisher<S> {
             self.counts.attempt_failed(error.kind().class());
         }
         let known = self.ledger.event(ticket).and_then(Option::as_deref);
-        let wait = self.setup.wait_of_refused(known, &error);
-        if let Some(wait) = wait.filter(|_| self.setup.refuses_each) {
-            let row = known.and_then(|event| Some(Shown::of(event.id.as_ref()?.row.id())));
-            let row = row.as_ref().map(tracing::field::display);
-            tracing::warn!(event = "record_refused", slot = %self.setup.slot, row,
-                attempts = error.attempts, retry_in_ms = millis(wait), %error,
-                fix = error.what_to_do(),
-                "the bus refuses a record, which is tried again; later ones of its key wait");
+        if let Some(wait) = self.setup.wait_of_refused(known, &error) {
             self.sink.retry(ticket, wait);
             return Ok(());
         }
@@ -684,24 +611,25 @@ impl<S: Sink> Publisher<S> {
         } else {
             self.give_up(event, record, &Verdict::of(error.of_row(row)))?;
         }
-        withdrawn.try_for_each(|(ticket, record)| self.go_on(ticket, &record))
-    }
-
-    /// A record that was behind a refused one of its key is parked, too, or sent.
-    fn go_on(&mut self, ticket: Ticket, record: &OwnedRecord) -> Result<()> {
-        let event = self.ledger.event_mut(ticket).and_then(Option::as_mut);
-        let key = record.key.as_deref();
-        if let Some(event) = event
-            && let Some(parked) = self.judge.parks_behind(event, key)
-        {
-            let event = InFlight {
-                ticket: Some(ticket),
-                ..std::mem::take(event)
-            };
-            return record.with_record(|record| self.park(*parked, &event, record, None, None));
+        // Records that were behind it, of its key, are parked, too, or sent.
+        for (ticket, record) in withdrawn {
+            let event = self.ledger.event_mut(ticket).and_then(Option::as_mut);
+            let key = record.key.as_deref();
+            if let Some(event) = event
+                && let Some(parked) = self.judge.parks_behind(event, key)
+            {
+                let event = InFlight {
+                    ticket: Some(ticket),
+                    ..std::mem::take(event)
+                };
+                record.with_record(|record| self.park(*parked, &event, record, None, None))?;
+            } else {
+                let sent = record.with_record(|record| self.sink.enqueue(record, ticket));
+                let bug = |_| Error::new(Kind::Bug, "the sink does not take a record that it had");
+                sent.map_err(bug)?;
+            }
         }
-        let sent = record.with_record(|record| self.sink.enqueue(record, ticket));
-        sent.map_err(|_| Error::new(Kind::Bug, "the sink does not take a record that it had"))
+        Ok(())
     }
 
     /// Gives an event up as the configuration says; `record` is what it comes to, with an empty
@@ -862,25 +790,6 @@ impl<S: Sink> Publisher<S> {
             ..event.without_record()
         })
     }
-}
-
-fn dead_letter_refused(error: &Error, topic: &str) -> Error {
-    match error.kind().disposition() {
-        Disposition::GiveUp => {}
-        // It takes none at all, and somebody can heal that.
-        Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
-        Disposition::Retry | Disposition::Halt => return error.clone(),
-    }
-    Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
-        "give topic {topic} a larger max.message.bytes and no compaction, name another one in \
-         delivery.dead_letter_topic, or \
-         set delivery.on_error to stop"
-    ))
-}
-
-/// Whole milliseconds; the greatest number for more than fit.
-pub fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// The trace of an event: of its column, else of its record's header.

@@ -78,7 +78,12 @@ impl<S: Sink> Pipeline<S> {
     /// taken in is dropped. Call [`Pipeline::set_synchronous`] with what is known of it.
     pub fn reconnected(&mut self) {
         self.assembler.resume_at(self.publisher.ledger.received());
-        self.publisher.reconnected();
+        let publisher = &mut self.publisher;
+        // An event without a ticket was not taken in, so the server sends it again.
+        publisher
+            .pending
+            .take_if(|pending| pending.event.ticket.is_none());
+        publisher.write_backs.abandon();
         self.confirm.abandoned();
         self.held_commits = HeldCommits::default();
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::in_flight::{InFlight, Pending};
 use super::quarantine::EventId;
+use crate::clock::millis;
 use crate::config::{DeliveryConfig, OnError, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, NextCommand, Remedy};
 use crate::event::{Event, Place, Shown};
@@ -86,8 +87,8 @@ impl Setup {
         Some(Remedy::joined([cause, then]).to_string())
     }
 
-    /// How long a record that its bus refuses alone waits before it is sent again; none where its
-    /// event is given up.
+    /// How long a record that its bus refuses alone waits before it is sent again, which is logged;
+    /// none where its event is given up.
     pub(super) fn wait_of_refused(
         &self,
         event: Option<&InFlight>,
@@ -106,8 +107,32 @@ impl Setup {
             _ if is_dead_letter => error.attempts.min(retry.attempts),
             OnError::DeadLetter | OnError::Skip | OnError::Stop => error.attempts,
         };
-        let wait = retry.wait(failed, fastrand::f64())?;
-        Some(wait.max(error.retry_after.unwrap_or_default()))
+        let wait = retry
+            .wait(failed, fastrand::f64())
+            .filter(|_| self.refuses_each)?
+            .max(error.retry_after.unwrap_or_default());
+        let row = event.and_then(|event| Some(Shown::of(event.id.as_ref()?.row.id())));
+        let row = row.as_ref().map(tracing::field::display);
+        tracing::warn!(event = "record_refused", slot = %self.slot, row,
+            attempts = error.attempts, retry_in_ms = millis(wait), %error,
+            fix = error.what_to_do(),
+            "the bus refuses a record, which is tried again; later ones of its key wait");
+        Some(wait)
+    }
+
+    /// The error for a dead letter that is refused with `error`.
+    pub(super) fn dead_letter_refused(&self, error: &Error) -> Error {
+        let topic = &self.delivery.dead_letter_topic;
+        match error.kind().disposition() {
+            Disposition::GiveUp => {}
+            // It takes none at all, and somebody can heal that.
+            Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
+            Disposition::Retry | Disposition::Halt => return error.clone(),
+        }
+        Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
+            "give topic {topic} a larger max.message.bytes and no compaction, name another one in \
+             delivery.dead_letter_topic, or set delivery.on_error to stop"
+        ))
     }
 
     /// The record of `event`, which is not enqueued yet.

@@ -392,7 +392,9 @@ impl World {
             return;
         };
         let Some(settled) = open.looks_since.take() else {
-            open.looks_since = Some(pipeline.publisher.marked());
+            let publisher = &pipeline.publisher;
+            let marked = publisher.write_backs.marked(publisher.ledger.delivered());
+            open.looks_since = Some(marked);
             return;
         };
         let rows = self.pending().collect();
