@@ -383,7 +383,7 @@ impl<S: Sink> TableRead<S> {
 
     /// What is due at `now`.
     pub fn look(&mut self, now: Duration) -> ScanStep {
-        self.advance();
+        self.advance_to(self.publisher.completed());
         let Some(progress) = &self.progress else {
             return ScanStep::Done;
         };
@@ -421,17 +421,13 @@ impl<S: Sink> TableRead<S> {
         }
     }
 
-    /// Notes the last checkpoint that is delivered, and marked where rows are.
-    fn advance(&mut self) {
-        self.advance_to(self.publisher.completed());
-    }
-
-    /// As [`TableRead::advance`], with the last row that was taken as a checkpoint.
+    /// Notes the last checkpoint that is delivered, and marked where rows are; the last row that was
+    /// taken is one.
     pub fn advance_to_last(&mut self) {
         if let Some(progress) = &mut self.progress {
             progress.checkpoints.note_last();
         }
-        self.advance();
+        self.advance_to(self.publisher.completed());
     }
 
     /// Notes the last checkpoint up to `position`.
