@@ -278,7 +278,8 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     warnings.extend(weaknesses.map(|weakness| format!("Postgres: {weakness}")));
     warnings.dedup();
     warnings.extend(checks(config.sink.kind).weaknesses(config));
-    if let Some(address) = config
+    if let Some(address) = settings
+        .model()
         .http
         .listen
         .filter(|address| !address.ip().is_loopback())

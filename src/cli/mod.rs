@@ -10,7 +10,7 @@ use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, Value
 
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
-use crate::config::{Config, LogFormat};
+use crate::config::{Config, LogFormat, Settings};
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::{checks, linked_libraries};
@@ -431,21 +431,21 @@ async fn done(command: &Command, typed: &[Flag]) -> Outcome {
 }
 
 /// The configuration of `run`. Sets up what logs and errors need of it, and logs where it is from.
-fn configured(args: &RunArgs, typed: &[Flag]) -> Result<Config> {
+fn configured(settings: &Settings, args: &RunArgs, typed: &[Flag]) -> Result<Config> {
+    let config = config::config(settings, args.adopt_slot)?;
     let file = &args.settings.source.relay.common.file;
-    let settings = config::settings(&flags(&args.settings), file)?;
-    let config = config::config(&settings, args.adopt_slot)?;
     Given {
         flags: flags_for_remedies(file, &config, typed),
         takes,
         placeholders: checks(config.sink.kind).placeholders(&config).into(),
     }
     .set_for_process();
-    logging::init(config.log.format == LogFormat::Json, &config.log.filter)?;
+    let log = &settings.model().log;
+    logging::init(log.format == LogFormat::Json, &log.filter)?;
     if let Some(file) = settings.file() {
         tracing::info!(event = "configuration_read", file, "configuration file");
     }
-    for warning in config::warnings(&settings, &config) {
+    for warning in config::warnings(settings, &config) {
         tracing::warn!(event = "configuration_warned", "{warning}");
     }
     Ok(config)
@@ -473,10 +473,13 @@ fn flags_for_remedies(file: &FileArgs, config: &Config, typed: &[Flag]) -> Vec<F
 }
 
 async fn run(args: &RunArgs, typed: &[Flag]) -> Outcome {
-    let config = configured(args, typed)?;
+    let file = &args.settings.source.relay.common.file;
+    let settings = config::settings(&flags(&args.settings), file)?;
+    let config = configured(&settings, args, typed)?;
+    let keys = settings.model();
     let stop = on_signals()?;
-    let mut telemetry = Telemetry::new(config.sink.kind.bus(), config.http.ready_within);
-    let pages = match config.http.listen {
+    let mut telemetry = Telemetry::new(config.sink.kind.bus(), keys.http.ready_within);
+    let pages = match keys.http.listen {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Http, KEYS, KafkaConfig, Key, Log, Mode, Model, NatsConfig, PollConfig, RabbitmqConfig,
-    Shutdown, SinkConfig, Slot, SmtpConfig, StateConfig, StoreKind, StreamConfig, WebhookConfig,
-    how_to_set,
+    KEYS, KafkaConfig, Key, Mode, Model, NatsConfig, PollConfig, RabbitmqConfig, Shutdown,
+    SinkConfig, Slot, SmtpConfig, StateConfig, StoreKind, StreamConfig, WebhookConfig, how_to_set,
 };
 use super::nats::nats;
 use super::otel::{self, OtelConfig, otel};
@@ -56,8 +55,6 @@ pub struct Config {
     pub webhook: WebhookConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
-    pub(crate) http: Http,
-    pub(crate) log: Log,
     pub(crate) shutdown: Shutdown,
     /// `None`: no metrics and no spans are sent.
     pub otel: Option<OtelConfig>,
@@ -222,8 +219,6 @@ impl Settings {
             sink,
             webhook,
             mut delivery,
-            http,
-            log,
             shutdown,
             ..
         } = self.base.model.clone();
@@ -272,8 +267,6 @@ impl Settings {
             webhook,
             delivery,
             state,
-            http,
-            log,
             shutdown,
             otel,
         };
@@ -1247,7 +1240,8 @@ mod tests {
 
     #[test]
     fn a_minimal_configuration_has_the_defaults() {
-        let config = config("").unwrap();
+        let settings = Settings::with_least("").unwrap();
+        let config = settings.config(false).unwrap();
         assert_eq!(config.source.publication, "walrelay_orders");
         assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
         assert_eq!(config.source.max_message_bytes, 64 << 20);
@@ -1273,7 +1267,7 @@ mod tests {
             (StoreKind::Kafka, "walrelay-state")
         );
         assert_eq!(config.state.key, "orders");
-        assert_eq!(config.http.listen, None);
+        assert_eq!(settings.model().http.listen, None);
         assert_eq!(config.shutdown.timeout, Duration::from_secs(30));
     }
 
@@ -1644,8 +1638,12 @@ mod tests {
             ("0.0.0.0:9464", "0.0.0.0:9464"),
             ("[::1]:9464", "[::1]:9464"),
         ] {
-            let config = config(&format!("http.listen = '{text}'")).unwrap();
-            assert_eq!(config.http.listen.unwrap().to_string(), address, "{text}");
+            let settings = Settings::with_least(&format!("http.listen = '{text}'")).unwrap();
+            assert_eq!(
+                settings.model().http.listen.unwrap().to_string(),
+                address,
+                "{text}"
+            );
         }
     }
 
