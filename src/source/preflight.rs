@@ -241,14 +241,8 @@ pub(crate) struct Server {
     pub max_slot_wal_keep_mb: Option<i64>,
     /// `idle_replication_slot_timeout` (18+) with its unit; `0` is never.
     pub idle_replication_slot_timeout: Option<String>,
-    /// `synchronized_standby_slots` (17+).
-    pub synchronized_standby_slots: Option<String>,
-    /// Names in `synchronized_standby_slots` that are no physical slot of this server, or from
-    /// which no standby streams.
-    pub standby_slots_absent: Vec<String>,
-    /// Connected slots of standbys and other receivers of all WAL. A setting that names another one
-    /// stops delivery.
-    pub physical_slots: Vec<String>,
+    #[serde(flatten)]
+    pub standby_slots: StandbySlots,
 }
 
 impl Server {
@@ -256,6 +250,22 @@ impl Server {
     pub(crate) fn major(&self) -> u32 {
         self.version_num / 10_000
     }
+}
+
+/// The slots of standbys, which delivery may wait for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct StandbySlots {
+    /// `synchronized_standby_slots` (17+).
+    #[serde(rename = "synchronized_standby_slots")]
+    pub setting: Option<String>,
+    /// Names in the setting that are no physical slot of this server, or from which no standby
+    /// streams.
+    #[serde(rename = "standby_slots_absent")]
+    pub absent: Vec<String>,
+    /// Connected slots of standbys and other receivers of all WAL. A setting that names another one
+    /// stops delivery.
+    #[serde(rename = "physical_slots")]
+    pub connected: Vec<String>,
 }
 
 /// A row of `pg_replication_slots`
@@ -1331,13 +1341,17 @@ fn retention_warnings(facts: &Facts, found: &Slot, slot: &SlotName) -> Vec<Warni
 
 /// Without a physical slot there is, as far as the server tells, no standby that could be promoted.
 fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
-    let standbys = &server.physical_slots;
+    let StandbySlots {
+        setting,
+        absent,
+        connected,
+    } = &server.standby_slots;
     let major = server.major();
-    let remark = match standbys.is_empty() {
+    let remark = match connected.is_empty() {
         true => "delivery then waits for no standby",
         false => "delivery then waits for the standby of each of these slots",
     };
-    let wait = altered("synchronized_standby_slots", standbys.join(", "), remark);
+    let wait = altered("synchronized_standby_slots", connected.join(", "), remark);
     let (text, remedy) = match found.failover {
         Some(false) => (
             format!(
@@ -1350,22 +1364,17 @@ fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warni
                 server.database
             ),
         ),
-        Some(true)
-            if server
-                .synchronized_standby_slots
-                .as_deref()
-                .is_none_or(str::is_empty) =>
-        {
+        Some(true) if setting.as_deref().is_none_or(str::is_empty) => {
             let text = "synchronized_standby_slots is empty: events can be relayed that a promoted \
                         standby never had";
             (text.to_owned(), wait)
         }
-        Some(true) if !server.standby_slots_absent.is_empty() => {
+        Some(true) if !absent.is_empty() => {
             let text = format!(
                 "synchronized_standby_slots names {}, from which no standby streams: all events \
                  wait until one does, or \
                  the name is taken out of the setting",
-                server.standby_slots_absent.join(", ")
+                absent.join(", ")
             );
             return vec![Warning::risk(text, wait)];
         }
@@ -1381,7 +1390,7 @@ fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warni
                 .to_owned(),
         ),
     };
-    vec![Warning::risk(text, remedy).only_if(!standbys.is_empty())]
+    vec![Warning::risk(text, remedy).only_if(!connected.is_empty())]
 }
 
 /// Why a promotion of a standby, where the slot was `found`, leaves the relay without it. The

@@ -29,7 +29,10 @@ fn fit() -> Facts {
             may_replicate: true,
             max_slot_wal_keep_mb: Some(4096),
             idle_replication_slot_timeout: None,
-            synchronized_standby_slots: some("standby1"),
+            standby_slots: StandbySlots {
+                setting: some("standby1"),
+                ..StandbySlots::default()
+            },
             ..Server::default()
         },
         system_identifier: some("7000"),
@@ -495,11 +498,11 @@ fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
         ),
         (|it| slot(it).failover = Some(false), "failover off"),
         (
-            |it| it.server.synchronized_standby_slots = some(""),
+            |it| it.server.standby_slots.setting = some(""),
             "synchronized_standby_slots is empty",
         ),
         (
-            |it| it.server.standby_slots_absent = vec!["standby2".into()],
+            |it| it.server.standby_slots.absent = vec!["standby2".into()],
             missing,
         ),
         (old, "PostgreSQL 16 does not copy slots to standbys"),
@@ -539,7 +542,7 @@ fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
     ];
     for (change, says) in rows {
         let mut facts = fit();
-        facts.server.physical_slots = vec!["standby1".to_owned()];
+        facts.server.standby_slots.connected = vec!["standby1".to_owned()];
         change(&mut facts);
         let warnings = judged(&facts).expect(says);
         assert!(
