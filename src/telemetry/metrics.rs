@@ -199,8 +199,6 @@ pub struct SlotState {
     pub active: Option<bool>,
     /// The session of a relay that reads the table: nobody needs to stream from the slot then.
     pub table_reader_pid: Option<i32>,
-    /// The open transaction with the oldest id, if for a minute and the role may see it.
-    pub oldest_transaction: Option<String>,
     /// Sessions of relays that stand by, as far as the role may see them.
     pub stand_by_pids: Vec<i32>,
     /// `pg_replication_slots.wal_status`.

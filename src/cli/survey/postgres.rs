@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
 use tokio_postgres::error::SqlState;
 
 use super::Asked;
@@ -24,7 +25,6 @@ use crate::source::preflight::{
 use crate::source::row_key;
 use crate::state;
 use crate::survey::{Largest, Seen, Survey};
-use crate::telemetry::metrics::SlotState;
 use crate::upkeep::cleanup::Sweeper;
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{self, DatabaseIdentity, Marker, bound, owners};
@@ -110,6 +110,13 @@ fn topics_of_templates(config: &Config) -> BTreeMap<String, Option<Largest>> {
         .collect()
 }
 
+/// What the server keeps WAL for.
+#[derive(Deserialize)]
+struct Held {
+    /// The open transaction with the oldest id, if for a minute and the role may see it.
+    oldest_transaction: Option<String>,
+}
+
 /// The server, as far as it answered.
 struct Looked<'l> {
     /// With the row keys that were found.
@@ -131,7 +138,7 @@ impl Looked<'_> {
             Some(_) => survey.judged("server", "", judge_server(&facts.server), ""),
             None => {
                 let slot = &self.config.source.slot;
-                let held = status::look::<SlotState>(self.session, slot).await.ok();
+                let held = status::look::<Held>(self.session, slot).await.ok();
                 let held = held.and_then(|held| held.oldest_transaction);
                 streamed(survey, self.config, facts, self.asked, held);
                 // The relay would make the slot.
