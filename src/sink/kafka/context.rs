@@ -140,18 +140,45 @@ pub(super) struct Shared {
     /// Why a record of this producer may reach a broker late. The first doubt stays.
     pub(super) doubt: OnceLock<Doubt>,
     denied: Denied,
-    /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody
-    /// has polled.
-    pub(super) outstanding: AtomicUsize,
-    /// Whether anything was reported since the probe looked.
-    pub(super) reported: AtomicBool,
+    pub(super) outstanding: Outstanding,
     /// Asks the probe whether a broker still answers.
     pub(super) suspicion: Notify,
     pub(super) pace: Pace,
     /// The first topic a record was sent to.
     pub(super) topic: OnceLock<String>,
-    awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
-    next_awaited: AtomicUsize,
+    pub(super) awaited: Awaited,
+}
+
+/// What librdkafka has to report.
+#[derive(Debug, Default)]
+pub(super) struct Outstanding {
+    /// Records it has taken and not reported on. Its own count includes log lines nobody has
+    /// polled.
+    pub(super) records: AtomicUsize,
+    /// Whether anything was reported since the probe looked.
+    pub(super) reported: AtomicBool,
+}
+
+/// Records whose senders wait for them themselves.
+#[derive(Debug, Default)]
+pub(super) struct Awaited {
+    senders: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
+    next: AtomicUsize,
+}
+
+impl Awaited {
+    /// An opaque for a record whose delivery is told to the receiver.
+    pub(super) fn begin(&self) -> (usize, oneshot::Receiver<Result<()>>) {
+        let (sender, receiver) = oneshot::channel();
+        let opaque = AWAITED | self.next.fetch_add(1, Ordering::Relaxed);
+        self.senders.lock().insert(opaque, sender);
+        (opaque, receiver)
+    }
+
+    /// The record with this opaque is not awaited any more, or was not taken after all.
+    pub(super) fn end(&self, opaque: usize) -> Option<oneshot::Sender<Result<()>>> {
+        self.senders.lock().remove(&opaque)
+    }
 }
 
 impl Shared {
@@ -165,13 +192,11 @@ impl Shared {
             wake: Notify::new(),
             doubt: OnceLock::new(),
             denied: Denied::default(),
-            outstanding: AtomicUsize::new(0),
-            reported: AtomicBool::new(false),
+            outstanding: Outstanding::default(),
             suspicion: Notify::new(),
             pace: Pace::default(),
             topic: OnceLock::new(),
-            awaited: Mutex::default(),
-            next_awaited: AtomicUsize::new(0),
+            awaited: Awaited::default(),
         }
     }
 
@@ -192,19 +217,6 @@ impl Shared {
         if let Some(doubt) = doubt {
             self.doubt.set(doubt).ok();
         }
-    }
-
-    /// An opaque for a record whose delivery is told to the receiver.
-    pub(super) fn await_one(&self) -> (usize, oneshot::Receiver<Result<()>>) {
-        let (sender, receiver) = oneshot::channel();
-        let opaque = AWAITED | self.next_awaited.fetch_add(1, Ordering::Relaxed);
-        self.awaited.lock().insert(opaque, sender);
-        (opaque, receiver)
-    }
-
-    /// The record with this opaque was not taken after all.
-    pub(super) fn forget(&self, opaque: usize) {
-        self.awaited.lock().remove(&opaque);
     }
 
     pub(super) fn sends_to(&self, topic: &str) {
@@ -311,8 +323,9 @@ impl ProducerContext<KeyPartitioner> for Context {
     }
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
-        self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
-        self.shared.reported.store(true, Ordering::Relaxed);
+        let Outstanding { records, reported } = &self.shared.outstanding;
+        records.fetch_sub(1, Ordering::Relaxed);
+        reported.store(true, Ordering::Relaxed);
         let (code, message) = match result {
             Ok(message) if message.offset() >= 0 => (None, message),
             Ok(message) => (Some(UNKNOWN_OFFSET), message),
@@ -323,7 +336,7 @@ impl ProducerContext<KeyPartitioner> for Context {
             // The record's partition is one that was seen.
             let subject = || Subject::of_record(message.topic(), message.partition(), record_bytes);
             let error = code.map(|code| faults::explain(faults::of_known(code), subject()));
-            if let Some(sender) = self.shared.awaited.lock().remove(&opaque) {
+            if let Some(sender) = self.shared.awaited.end(opaque) {
                 // The sender of the record may have gone; the record is where it is.
                 sender.send(error.map_or(Ok(()), Err)).ok();
             }
@@ -655,7 +668,7 @@ mod tests {
 
     #[test]
     fn tickets_and_awaited_records_never_share_an_opaque() {
-        let (awaited, _) = Shared::new(false, None).await_one();
+        let (awaited, _) = Awaited::default().begin();
         assert_ne!(awaited & AWAITED, 0);
         assert_eq!(opaque(Ticket(7), false).unwrap(), 7);
         assert_eq!(opaque(Ticket(7), true).unwrap(), 7 | CHOSEN);

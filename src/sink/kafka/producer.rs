@@ -105,7 +105,7 @@ impl PolledProducer {
     /// Hands one record to librdkafka, which copies it. The record is counted first: its report can
     /// come at once.
     fn send(&self, record: &Record<'_>, opaque: usize) -> Result<(), KafkaError> {
-        let outstanding = &self.context().shared.outstanding;
+        let outstanding = &self.context().shared.outstanding.records;
         outstanding.fetch_add(1, Ordering::Relaxed);
         self.sender.send(record, opaque).inspect_err(|_| {
             outstanding.fetch_sub(1, Ordering::Relaxed);
@@ -566,8 +566,12 @@ impl Probe {
     async fn look(&mut self, inner: Arc<Inner>, is_suspected: bool) {
         let knows_no_broker = inner.knows_no_broker();
         self.give_servers(&inner, knows_no_broker);
-        let reported = self.shared.reported.swap(false, Ordering::Relaxed);
-        let in_flight = self.shared.outstanding.load(Ordering::Relaxed) > 0;
+        let reported = self
+            .shared
+            .outstanding
+            .reported
+            .swap(false, Ordering::Relaxed);
+        let in_flight = self.shared.outstanding.records.load(Ordering::Relaxed) > 0;
         let is_silent = !reported && self.heard.elapsed() >= if in_flight { SILENT } else { IDLE };
         let is_doubtful =
             is_suspected || is_silent || knows_no_broker || !self.shared.tracker.is_up();
@@ -703,7 +707,7 @@ impl Producer {
     fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
         let inner = self.alive()?;
         self.shared.sends_to(topic);
-        let (opaque, reply) = self.shared.await_one();
+        let (opaque, reply) = self.shared.awaited.begin();
         let record = Record {
             topic,
             partition: Some(partition),
@@ -712,7 +716,7 @@ impl Producer {
             ..Record::default()
         };
         inner.send(&record, opaque).map_err(|error| {
-            self.shared.forget(opaque);
+            self.shared.awaited.end(opaque);
             inner.refusal(
                 &error,
                 Subject::of_record(topic, partition, key.len() + value.len()),
@@ -742,8 +746,8 @@ impl BusHandle for Producer {
     /// Requests that the operating system has may still be written by a broker.
     fn abandon(&self) -> Option<usize> {
         let inner = self.inner.upgrade()?;
-        let records =
-            Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        let records = Some(self.shared.outstanding.records.load(Ordering::Relaxed))
+            .filter(|records| *records > 0)?;
         self.shared.advance(Life::Failed);
         inner.purge();
         Some(records)

@@ -156,7 +156,11 @@ fn read(cluster: &Cluster, partitions: i32, count: usize) -> Vec<Read> {
 
 /// Records librdkafka has and has not reported on.
 fn in_librdkafka(sink: &KafkaSink) -> usize {
-    sink.inner.shared.outstanding.load(Ordering::Relaxed)
+    sink.inner
+        .shared
+        .outstanding
+        .records
+        .load(Ordering::Relaxed)
 }
 
 fn numbers(records: &[Read]) -> Vec<u64> {
