@@ -219,7 +219,7 @@ impl Checked {
         let mut report: Report = look(session, slot).await?;
         report.parked = ParkedCount::read(session, slot, None).await?;
         report.sink = self.sink;
-        if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
+        if report.made.kind.is_none() && report.relay.table_reader_pid.is_none() {
             return Err(no_slot(slot));
         }
         if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
@@ -244,11 +244,8 @@ struct Report {
     /// One sentence for each fault.
     #[serde(default)]
     problems: Vec<String>,
-    /// `logical`, or the wrong kind; none: there is no slot of this name.
-    kind: Option<String>,
-    /// `pgoutput`, or the wrong plugin.
-    plugin: Option<String>,
-    database: Option<String>,
+    #[serde(flatten)]
+    made: Made,
     /// The `sink.kind` of this command's configuration, if that tells it.
     sink: Option<SinkKind>,
     #[serde(flatten)]
@@ -264,6 +261,16 @@ struct Report {
     two_phase: bool,
     /// Whether standbys keep a copy, from Postgres 17 on.
     failover: Option<bool>,
+}
+
+/// How the slot was made.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Made {
+    /// `logical`, or the wrong kind; none: there is no slot of this name.
+    kind: Option<String>,
+    /// `pgoutput`, or the wrong plugin.
+    plugin: Option<String>,
+    database: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -324,6 +331,16 @@ struct Wal {
     inactive_seconds: Option<f64>,
     /// The time since the relay's last status update.
     reply_age_seconds: Option<f64>,
+    #[serde(flatten)]
+    loss: Loss,
+    /// The time for which WAL waits and nothing was confirmed, as far as the looks tell.
+    #[serde(skip)]
+    unconfirmed: Duration,
+}
+
+/// Whether the server keeps the WAL that the slot needs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Loss {
     /// `reserved`, `extended`, `unreserved` or `lost`.
     wal_status: Option<String>,
     /// Bytes that can still be written before the slot may be lost; `null` without a bound.
@@ -332,9 +349,6 @@ struct Wal {
     invalidation_reason: Option<String>,
     /// Whether a conflict with recovery invalidated the slot, from Postgres 16 on.
     conflicting: Option<bool>,
-    /// The time for which WAL waits and nothing was confirmed, as far as the looks tell.
-    #[serde(skip)]
-    unconfirmed: Duration,
 }
 
 impl Report {
@@ -346,16 +360,16 @@ impl Report {
     /// Fills in `problems` and `healthy`.
     fn judge(&mut self, limits: &Limits) {
         let mut problems = Vec::new();
-        let is_ours =
-            self.kind.as_deref() == Some("logical") && self.plugin.as_deref() == Some("pgoutput");
-        if self.kind.is_some() && !is_ours {
+        let Made { kind, plugin, .. } = &self.made;
+        let is_ours = kind.as_deref() == Some("logical") && plugin.as_deref() == Some("pgoutput");
+        if kind.is_some() && !is_ours {
             problems.push("the slot is not walrelay's: its plugin is not pgoutput".to_owned());
         }
-        problems.extend(self.wal.lost());
+        problems.extend(self.wal.loss.problem());
         if self.relay.table_reader_pid.is_none() {
             match (self.relay.active, self.wal.confirmed_lsn) {
                 (true, None) => problems.push("the slot is still being created".to_owned()),
-                (false, None) if self.kind.is_some() => {
+                (false, None) if kind.is_some() => {
                     problems.push(format!("the slot is lost ({UNMADE})"))
                 }
                 (false, _) => problems.push(NO_RELAY.to_owned()),
@@ -438,8 +452,8 @@ impl Report {
         // One that answers runs, if it is not at work yet.
         let runs = self.asked.ready.is_some() || self.relay.active;
         let fix = self.asked.fix.clone().or_else(|| self.stranger()?.remedy);
-        let remedy = match (fix, self.wal.wal_status.as_deref()) {
-            _ if self.plugin.as_deref() != Some("pgoutput") => {
+        let remedy = match (fix, self.wal.loss.wal_status.as_deref()) {
+            _ if self.made.plugin.as_deref() != Some("pgoutput") => {
                 "name the slot that `walrelay setup` created with --slot".into()
             }
             (Some(fix), _) => fix.into(),
@@ -517,7 +531,7 @@ impl Report {
             or_dash(wal.lag_bytes),
             or_dash(wal.lag_seconds.map(|seconds| format!("{seconds:.1}"))),
             or_dash(wal.retained_bytes),
-            or_dash(wal.wal_status.as_deref()),
+            or_dash(wal.loss.wal_status.as_deref()),
         )
     }
 
@@ -525,20 +539,20 @@ impl Report {
         let Report {
             slot, relay, wal, ..
         } = self;
-        let bound = match wal.safe_wal_bytes {
+        let bound = match wal.loss.safe_wal_bytes {
             Some(safe) => format!(
                 "{} more can be written before the slot may be lost",
                 bytes(safe)
             ),
-            None if self.kind.is_none() => "-".to_owned(),
-            None if wal.lost().is_some() => "none: the slot is lost".to_owned(),
+            None if self.made.kind.is_none() => "-".to_owned(),
+            None if wal.loss.problem().is_some() => "none: the slot is lost".to_owned(),
             None => "no bound (max_slot_wal_keep_size)".to_owned(),
         };
         let doctor = NextCommand::new("doctor").option("slot", slot);
         let rows = [
             (
                 "slot",
-                match &self.kind {
+                match &self.made.kind {
                     Some(_) => slot.clone(),
                     None => format!(
                         "{slot}, which does not exist: the relay reads the table instead; \
@@ -554,7 +568,7 @@ impl Report {
                     format!("UNHEALTHY: {}", self.problems.join("; "))
                 },
             ),
-            ("database", or_dash(self.database.as_deref())),
+            ("database", or_dash(self.made.database.as_deref())),
             ("relay", relay.at_work()),
             ("guarantee", or_dash(relay.guarantee.as_deref())),
             ("stand-by", relay.standing_by()),
@@ -576,7 +590,7 @@ impl Report {
                 ),
             ),
             ("oldest xid", or_dash(wal.oldest_transaction.as_deref())),
-            ("WAL status", wal.status()),
+            ("WAL status", wal.loss.status()),
             ("WAL bound", bound),
             (
                 "failover",
@@ -698,25 +712,6 @@ impl Asked {
 }
 
 impl Wal {
-    /// The loss of the slot, past or to come.
-    fn lost(&self) -> Option<String> {
-        let conflict = (self.conflicting == Some(true)).then_some("conflict with recovery");
-        match (
-            self.wal_status.as_deref(),
-            self.invalidation_reason.as_deref().or(conflict),
-        ) {
-            (Some("lost"), reason) => Some(format!(
-                "the slot is lost ({})",
-                reason.unwrap_or("wal_removed")
-            )),
-            (_, Some(reason)) => Some(format!("the slot is invalid ({reason})")),
-            (Some("unreserved"), None) => Some(
-                "the slot is about to be lost: the next checkpoint may remove its WAL".to_owned(),
-            ),
-            _ => None,
-        }
-    }
-
     fn over(&self, limits: &Limits) -> Vec<String> {
         let mut problems = Vec::new();
         if let (Some(most), Some(lag)) = (limits.max_lag_bytes, self.lag_bytes)
@@ -752,6 +747,27 @@ impl Wal {
         self.lag_seconds.map_or(lag.clone(), |waited| {
             format!("{lag}, {}", doing::seconds(waited))
         })
+    }
+}
+
+impl Loss {
+    /// The loss of the slot, past or to come.
+    fn problem(&self) -> Option<String> {
+        let conflict = (self.conflicting == Some(true)).then_some("conflict with recovery");
+        match (
+            self.wal_status.as_deref(),
+            self.invalidation_reason.as_deref().or(conflict),
+        ) {
+            (Some("lost"), reason) => Some(format!(
+                "the slot is lost ({})",
+                reason.unwrap_or("wal_removed")
+            )),
+            (_, Some(reason)) => Some(format!("the slot is invalid ({reason})")),
+            (Some("unreserved"), None) => Some(
+                "the slot is about to be lost: the next checkpoint may remove its WAL".to_owned(),
+            ),
+            _ => None,
+        }
     }
 
     fn status(&self) -> String {
