@@ -112,8 +112,9 @@ impl Delays {
 }
 
 /// The lanes whose records the bus could not take since it took one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Delayed {
+    #[default]
     None,
     One(LaneId),
     Several,
@@ -149,10 +150,22 @@ struct Lane {
     state: State,
 }
 
+/// A number of records, and the greatest one.
+#[derive(Debug, Default)]
+struct Bounded {
+    count: usize,
+    max: usize,
+}
+
+impl Bounded {
+    fn has_room(&self) -> bool {
+        self.count < self.max
+    }
+}
+
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Lanes {
-    sent_max: usize,
     lanes: HashMap<LaneId, Lane>,
     /// The lanes of records with a key.
     by_key: HashMap<Vec<u8>, LaneId>,
@@ -160,9 +173,8 @@ pub struct Lanes {
     waiting: BTreeSet<(Instant, LaneId)>,
     /// The lanes that are held, by the ticket of the refused record.
     held: HashMap<Ticket, LaneId>,
-    sent: usize,
-    queued: usize,
-    queued_max: usize,
+    sent: Bounded,
+    queued: Bounded,
     acked: u64,
     delayed: Delayed,
     next_lane: LaneId,
@@ -174,21 +186,11 @@ impl Lanes {
     /// At most `sent_max` records are on their way, and `queued_max` with those that wait. The
     /// caller bounds the bytes.
     pub fn new(sent_max: usize, queued_max: usize) -> Lanes {
+        let at_most = |max| Bounded { count: 0, max };
         Lanes {
-            sent_max,
-            lanes: HashMap::new(),
-            by_key: HashMap::new(),
-            ready: VecDeque::new(),
-            waiting: BTreeSet::new(),
-            held: HashMap::new(),
-            sent: 0,
-            queued: 0,
-            queued_max,
-            acked: 0,
-            delayed: Delayed::None,
-            next_lane: 0,
-            next_attempt: 0,
-            deliveries: Vec::new(),
+            sent: at_most(sent_max),
+            queued: at_most(queued_max),
+            ..Lanes::default()
         }
     }
 
@@ -219,7 +221,7 @@ impl Lanes {
         ticket: Ticket,
         delays: Delays,
     ) -> Result<(), EnqueueError> {
-        if self.queued >= self.queued_max {
+        if !self.queued.has_room() {
             return Err(EnqueueError::Full);
         }
         let queued = Queued {
@@ -228,7 +230,7 @@ impl Lanes {
             refused: 0,
             delays,
         };
-        self.queued += 1;
+        self.queued.count += 1;
         let known = record.key.and_then(|key| self.by_key.get(key).copied());
         if let Some(lane) = known.and_then(|id| self.lanes.get_mut(&id)) {
             lane.queue.push_back(queued);
@@ -254,7 +256,7 @@ impl Lanes {
             self.waiting.remove(&(at, id));
             self.make_ready(id);
         }
-        if self.sent >= self.sent_max {
+        if !self.sent.has_room() {
             return None;
         }
         let id = self.ready.pop_front()?;
@@ -263,7 +265,7 @@ impl Lanes {
         let number = self.next_attempt;
         self.next_attempt += 1;
         lane.state = State::Sent(number);
-        self.sent += 1;
+        self.sent.count += 1;
         Some(Attempt {
             id: AttemptId { lane: id, number },
             record,
@@ -272,8 +274,10 @@ impl Lanes {
 
     /// When to ask [`Lanes::next`] again, if time alone changes its answer.
     pub fn wake_at(&self) -> Option<Instant> {
-        let has_room = self.sent < self.sent_max;
-        self.waiting.first().map(|(at, _)| *at).filter(|_| has_room)
+        self.waiting
+            .first()
+            .map(|(at, _)| *at)
+            .filter(|_| self.sent.has_room())
     }
 
     /// An attempt ended. The outcome of an attempt that no longer counts changes nothing.
@@ -324,7 +328,7 @@ impl Lanes {
         if lane.state != State::Sent(attempt.number) {
             return None;
         }
-        self.sent -= 1;
+        self.sent.count -= 1;
         Some(attempt.lane)
     }
 
@@ -370,7 +374,7 @@ impl Lanes {
         let Some(lane) = held.and_then(|id| self.lanes.remove(&id)) else {
             return Vec::new();
         };
-        self.queued -= lane.queue.len();
+        self.queued.count -= lane.queue.len();
         let records = lane.queue.into_iter();
         let records: Vec<_> = records
             .map(|queued| (queued.ticket, queued.record))
@@ -399,12 +403,12 @@ impl Lanes {
 
     /// The records that are not acked.
     pub fn len(&self) -> usize {
-        self.queued
+        self.queued.count
     }
 
     /// Whether all records are acked.
     pub fn is_empty(&self) -> bool {
-        self.queued == 0
+        self.queued.count == 0
     }
 
     fn make_ready(&mut self, id: LaneId) {
@@ -428,7 +432,7 @@ impl Lanes {
         let Some(acked) = lane.queue.pop_front() else {
             return;
         };
-        self.queued -= 1;
+        self.queued.count -= 1;
         self.acked += 1;
         self.delayed = Delayed::None;
         self.deliveries.push(Delivery::Acked(acked.ticket));
@@ -795,7 +799,7 @@ mod tests {
             }
             assert!(self.lanes.is_empty(), "{:?}", self.lanes);
             assert!(self.lanes.by_key.is_empty() && self.lanes.held.is_empty());
-            assert_eq!(self.lanes.sent, 0);
+            assert_eq!(self.lanes.sent.count, 0);
             self.ended.sort_unstable();
             let all: Vec<u64> = (0..self.key_of.len() as u64).collect();
             assert_eq!(self.ended, all);
