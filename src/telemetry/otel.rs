@@ -83,8 +83,8 @@ impl Spans {
         let mut events = SpanEvents::default();
         events.events = acked.into_iter().chain(ended).collect();
         let mut links = SpanLinks::default();
-        links.links = batch.links.into_iter().map(link).collect();
-        links.dropped_count = batch.links_left_out;
+        links.links = batch.links.traces.into_iter().map(link).collect();
+        links.dropped_count = batch.links.left_out;
         let trace_id = TraceId::from(fastrand::u128(1..));
         let span_id = SpanId::from(fastrand::u64(1..));
         let span = SpanData {
@@ -105,14 +105,14 @@ impl Spans {
                 KeyValue::new("walrelay.slot", self.slot.clone()),
                 integer("walrelay.events", batch.events),
                 integer("walrelay.bytes", batch.bytes),
-                integer("walrelay.failed_events", batch.failed_events),
+                integer("walrelay.failed_events", batch.failures.count),
                 KeyValue::new("walrelay.first_lsn", batch.first_lsn.to_string()),
                 KeyValue::new("walrelay.last_lsn", batch.last_lsn.to_string()),
             ],
             dropped_attributes_count: 0,
             events,
             links,
-            status: batch.failure.map_or(Status::Unset, Status::error),
+            status: batch.failures.first.map_or(Status::Unset, Status::error),
             instrumentation_scope: InstrumentationScope::builder("walrelay")
                 .with_version(VERSION)
                 .build(),

@@ -54,10 +54,8 @@ pub struct Batch {
     pub ended_us: i64,
     /// `confirmed` or `stored`; none where the producer ended before.
     pub ended_by: Option<&'static str>,
-    /// Traces of its events, without repetition.
-    pub links: Vec<TraceContext>,
-    /// Links that were left out.
-    pub links_left_out: u32,
+    /// Traces of its events.
+    pub links: Links,
     /// The commit LSN of its first event.
     pub first_lsn: Lsn,
     /// The commit LSN of its last event.
@@ -67,11 +65,38 @@ pub struct Batch {
     /// The bytes of their keys, values and headers.
     pub bytes: u64,
     /// Failed deliveries of its events.
-    pub failed_events: u64,
-    /// The first failure.
-    pub failure: Option<String>,
+    pub failures: Failures,
     first: Ticket,
     last: Ticket,
+}
+
+/// Traces of events, without repetition.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Links {
+    /// Those that are kept.
+    pub traces: Vec<TraceContext>,
+    /// Links that were left out.
+    pub left_out: u32,
+}
+
+impl Links {
+    /// Links the trace of an event. Beyond [`LINKS_MAX`], links are only counted.
+    fn add(&mut self, trace: TraceContext) {
+        if self.traces.len() >= LINKS_MAX {
+            self.left_out = self.left_out.saturating_add(1);
+        } else if !self.traces.contains(&trace) {
+            self.traces.push(trace);
+        }
+    }
+}
+
+/// Failed deliveries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Failures {
+    /// Their number.
+    pub count: u64,
+    /// The cause of the first.
+    pub first: Option<String>,
 }
 
 impl Batch {
@@ -82,25 +107,14 @@ impl Batch {
             acked_us: None,
             ended_us: now_us,
             ended_by: None,
-            links: Vec::new(),
-            links_left_out: 0,
+            links: Links::default(),
             first_lsn: lsn,
             last_lsn: lsn,
             events: 0,
             bytes: 0,
-            failed_events: 0,
-            failure: None,
+            failures: Failures::default(),
             first: ticket,
             last: ticket,
-        }
-    }
-
-    /// Links the trace of an event. Beyond [`LINKS_MAX`], links are only counted.
-    fn link(&mut self, trace: TraceContext) {
-        if self.links.len() >= LINKS_MAX {
-            self.links_left_out = self.links_left_out.saturating_add(1);
-        } else if !self.links.contains(&trace) {
-            self.links.push(trace);
         }
     }
 }
@@ -127,7 +141,7 @@ impl Batches {
         batch.events += 1;
         batch.bytes += bytes as u64;
         if let Some(trace) = trace() {
-            batch.link(trace);
+            batch.links.add(trace);
         }
     }
 
@@ -151,8 +165,11 @@ impl Batches {
                 .map(|place| self.open(ticket, place)),
         };
         if let Some(batch) = found {
-            batch.failed_events += 1;
-            batch.failure.get_or_insert_with(|| error.to_string());
+            batch.failures.count += 1;
+            batch
+                .failures
+                .first
+                .get_or_insert_with(|| error.to_string());
         }
     }
 
@@ -204,13 +221,10 @@ impl Drop for Batches {
         const CAUSE: &str = "the producer ended before this was confirmed; events that are not \
                              stored are sent again";
         let Some(taker) = &self.taker else { return };
-        for batch in self.sealed.drain(..).chain(self.open.take()) {
-            let failure = batch.failure.clone().or(Some(CAUSE.to_owned()));
-            taker(Batch {
-                failure,
-                ended_us: now_us(),
-                ..batch
-            });
+        for mut batch in self.sealed.drain(..).chain(self.open.take()) {
+            batch.failures.first.get_or_insert(CAUSE.to_owned());
+            batch.ended_us = now_us();
+            taker(batch);
         }
     }
 }
@@ -247,7 +261,7 @@ mod tests {
         (
             batch.acked_us.is_some(),
             batch.ended_by,
-            batch.failure.as_deref(),
+            batch.failures.first.as_deref(),
         )
     }
 
@@ -255,7 +269,7 @@ mod tests {
         [
             batch.events,
             batch.bytes,
-            batch.failed_events,
+            batch.failures.count,
             batch.first_lsn.as_u64(),
             batch.last_lsn.as_u64(),
         ]
@@ -306,7 +320,7 @@ mod tests {
         drop(batches);
         let [first, second] = std::mem::take(&mut *ended.lock()).try_into().unwrap();
         assert_eq!(
-            (told(&first), first.failed_events),
+            (told(&first), first.failures.count),
             ((true, Some("stored"), Some("first")), 2)
         );
         assert_eq!(
@@ -325,7 +339,10 @@ mod tests {
         let open = batches.open.as_mut().unwrap();
         for number in 1..=LINKS_MAX + 5 {
             let trace = format!("00-{number:032x}-b7ad6b7169203331-01");
-            (0..2).for_each(|_| open.link(TraceContext::parse(trace.as_bytes()).unwrap()));
+            (0..2).for_each(|_| {
+                open.links
+                    .add(TraceContext::parse(trace.as_bytes()).unwrap())
+            });
         }
         batches.acked(Ticket(100));
         batches.confirmed(Lsn::new(501));
@@ -334,7 +351,10 @@ mod tests {
         assert_eq!((ended.len(), ended[0].events), (SEALED_MAX + 1, 1));
         let last = ended.last().unwrap();
         // A link that is left out may be one of those that were kept.
-        assert_eq!((last.links.len(), last.links_left_out), (LINKS_MAX, 11));
+        assert_eq!(
+            (last.links.traces.len(), last.links.left_out),
+            (LINKS_MAX, 11)
+        );
         assert_eq!(last.events, 100 - SEALED_MAX as u64);
     }
 }
