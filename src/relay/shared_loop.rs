@@ -110,6 +110,14 @@ pub(super) enum SharedInput {
     Bus(Result<Connection>),
 }
 
+/// The last report.
+struct Reported {
+    counts: Counts,
+    /// Events that were written back.
+    written: u64,
+    next_flows: Instant,
+}
+
 pub(super) struct SharedLoop<'a> {
     pub(super) process: Process<'a>,
     /// The session that holds the slot's or the table's lease.
@@ -121,11 +129,8 @@ pub(super) struct SharedLoop<'a> {
     pub(super) retrying: Retrying,
     pub(super) leaving: Option<Leaving>,
     stop_heard: bool,
-    counts: Counts,
-    /// Events that were written back at the last report.
-    written: u64,
+    reported: Reported,
     pub(super) next_report: Instant,
-    next_flows: Instant,
     /// The instant that times inside the publisher are since.
     pub(super) epoch: Instant,
 }
@@ -168,10 +173,12 @@ impl<'a> SharedLoop<'a> {
             ),
             leaving: None,
             stop_heard: false,
-            counts: publisher.counts,
-            written: publisher.write_backs.written,
+            reported: Reported {
+                counts: publisher.counts,
+                written: publisher.write_backs.written,
+                next_flows: Instant::now(),
+            },
             next_report: Instant::now(),
-            next_flows: Instant::now(),
             epoch,
             process,
         }
@@ -403,7 +410,7 @@ impl<'a> SharedLoop<'a> {
         self.next_report = now + REPORT_INTERVAL;
         let telemetry = self.process.telemetry;
         let counts = publisher.counts;
-        let before = std::mem::replace(&mut self.counts, counts);
+        let before = std::mem::replace(&mut self.reported.counts, counts);
         if counts.acked > before.acked && telemetry.metrics.acked_events.get() == 0 {
             let slot = &self.process.config.source.slot;
             let events = counts.acked - before.acked;
@@ -425,7 +432,7 @@ impl<'a> SharedLoop<'a> {
         }
         self.report_flows(publisher, now);
         let written = publisher.write_backs.written;
-        let wrote = std::mem::replace(&mut self.written, written) < written;
+        let wrote = std::mem::replace(&mut self.reported.written, written) < written;
         let progressed = counts.acked > before.acked || streamed.confirmed || wrote;
         let has_events = !publisher.is_drained() || !publisher.write_backs.is_empty();
         let to_do = match (has_events, streamed.unsent_since_us) {
@@ -444,10 +451,10 @@ impl<'a> SharedLoop<'a> {
     /// Shows the busiest topics to those who watch.
     fn report_flows(&mut self, publisher: &mut Publisher<AnySink>, now: Instant) {
         let flows = &self.process.telemetry.flows;
-        if flows.receiver_count() == 0 || self.next_flows > now {
+        if flows.receiver_count() == 0 || self.reported.next_flows > now {
             return;
         }
-        self.next_flows = now + FLOWS_INTERVAL;
+        self.reported.next_flows = now + FLOWS_INTERVAL;
         let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
         let busiest = topics.map(|(topic, events)| Flow {
             name: format!("Topic {topic}"),
