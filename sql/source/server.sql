@@ -19,20 +19,22 @@ select pg_catalog.jsonb_build_object(
         where s.name = 'max_slot_wal_keep_size' and s.source <> 'default'
     ),
     'idle_replication_slot_timeout', pg_catalog.current_setting('idle_replication_slot_timeout', true),
-    'synchronized_standby_slots', pg_catalog.current_setting('synchronized_standby_slots', true),
-    'standby_slots_absent', (
-        select coalesce(pg_catalog.jsonb_agg(n.name), '[]'::jsonb)
-        from pg_catalog.regexp_split_to_table(
-            coalesce(pg_catalog.current_setting('synchronized_standby_slots', true), ''), '[ ,"]+'
-        ) as n(name)
-        where n.name <> '' and not exists (
-            select from pg_catalog.pg_replication_slots s
-            where s.slot_name = n.name and s.slot_type = 'physical' and s.active
+    'standby_slots', pg_catalog.jsonb_build_object(
+        'setting', pg_catalog.current_setting('synchronized_standby_slots', true),
+        'absent', (
+            select coalesce(pg_catalog.jsonb_agg(n.name), '[]'::jsonb)
+            from pg_catalog.regexp_split_to_table(
+                coalesce(pg_catalog.current_setting('synchronized_standby_slots', true), ''), '[ ,"]+'
+            ) as n(name)
+            where n.name <> '' and not exists (
+                select from pg_catalog.pg_replication_slots s
+                where s.slot_name = n.name and s.slot_type = 'physical' and s.active
+            )
+        ),
+        'connected', (
+            select coalesce(pg_catalog.jsonb_agg(s.slot_name order by s.slot_name), '[]'::jsonb)
+            from pg_catalog.pg_replication_slots s
+            where s.slot_type = 'physical' and not s.temporary and s.active
         )
-    ),
-    'physical_slots', (
-        select coalesce(pg_catalog.jsonb_agg(s.slot_name order by s.slot_name), '[]'::jsonb)
-        from pg_catalog.pg_replication_slots s
-        where s.slot_type = 'physical' and not s.temporary and s.active
     )
 )::text

@@ -302,7 +302,7 @@ async fn read(
         }
         return Ok(found.map_err(failed)?.pop().map(|values| (values, chosen)));
     };
-    let column = &sampled.outbox.id;
+    let column = &sampled.outbox.names.id;
     let by_id = format!(
         "{select} where {} = {} limit 1",
         quote_ident(column)?,

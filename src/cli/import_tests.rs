@@ -972,7 +972,7 @@ impl Captures {
             let columns: Vec<_> = written.table.columns.iter().map(column).collect();
             let id_at = columns
                 .iter()
-                .position(|column| column.name == outbox.id)
+                .position(|column| column.name == outbox.names.id)
                 .unwrap();
             let mut polled = Polled::new(outbox, columns).unwrap();
             for (number, row) in written.rows.iter().enumerate() {

@@ -137,9 +137,9 @@ impl Route {
     pub(super) fn new(mut outbox: OutboxConfig) -> Result<Route> {
         if outbox.source.table().is_some() {
             let described = [
-                &outbox.aggregate_type,
-                &outbox.aggregate_id,
-                &outbox.event_type,
+                &outbox.names.aggregatetype,
+                &outbox.names.aggregateid,
+                &outbox.names.event_type,
             ]
             .map(Clone::clone);
             // A table may lack columns that only the row key needs.

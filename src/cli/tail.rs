@@ -195,12 +195,12 @@ impl Filter {
         } = self;
         let is_aggregate = || {
             is_one(aggregate, record.key)
-                || is_one(aggregate, value(event, outbox, &outbox.aggregate_id))
+                || is_one(aggregate, value(event, outbox, &outbox.names.aggregateid))
         };
         (aggregate.is_empty() || is_aggregate())
             && (topic.is_empty() || topic.iter().any(|topic| topic == record.topic))
             && (event_type.is_empty()
-                || is_one(event_type, value(event, outbox, &outbox.event_type)))
+                || is_one(event_type, value(event, outbox, &outbox.names.event_type)))
     }
 }
 

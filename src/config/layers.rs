@@ -18,7 +18,7 @@ use super::smtp::smtp;
 use crate::conninfo::ConnInfo;
 use walrelay_core::config::draft::KAFKA_PROPERTIES;
 use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
-use walrelay_core::config::outbox::{OutboxConfig, Upkeep, ValueConfig};
+use walrelay_core::config::outbox::{OutboxConfig, TopicNames, Upkeep, ValueConfig};
 use walrelay_core::config::unit::exact_duration;
 use walrelay_core::config::{Backlog, DeliveryConfig, OnError, OnLoss, ReadTails};
 use walrelay_core::error::{Error, Errors, Kind, Result, both};
@@ -230,9 +230,10 @@ impl Settings {
         let mut outboxes = errors.or_default(self.outboxes());
         for outbox in &mut outboxes {
             // This relay may not use them, but another one may.
-            outbox.route.reserved_topics =
-                vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
-            outbox.route.topic_rule = sink.kind.bus().topics;
+            outbox.route.topic_names = TopicNames {
+                reserved: vec![state.topic.clone(), delivery.dead_letter_topic.clone()],
+                rule: sink.kind.bus().topics,
+            };
         }
         let source = errors.keep(self.source());
         let address = sink.kind.bus().address;
@@ -735,7 +736,8 @@ fn validate_topics(config: &Config) -> Result<()> {
         if topic.columns().next().is_none()
             && outbox
                 .route
-                .reserved_topics
+                .topic_names
+                .reserved
                 .iter()
                 .any(|own| own == topic.source())
         {
@@ -1249,7 +1251,7 @@ mod tests {
             panic!("{:?}", config.outboxes)
         };
         assert_eq!(outbox.source.to_string(), "public.outbox");
-        assert_eq!(outbox.aggregate_id, "aggregateid");
+        assert_eq!(outbox.names.aggregateid, "aggregateid");
         assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
         assert_eq!(
             outbox.columns,
@@ -1749,7 +1751,7 @@ mod tests {
         let [outbox] = outboxes.as_slice() else {
             panic!("{}", outboxes.len())
         };
-        assert_eq!(outbox.max_attempts.as_deref(), Some("max_retries"));
+        assert_eq!(outbox.names.max_attempts.as_deref(), Some("max_retries"));
         assert_eq!(
             outbox.columns.join(" "),
             "id aggregatetype aggregateid max_retries payload"

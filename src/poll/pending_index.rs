@@ -97,7 +97,7 @@ fn created(outbox: &OutboxConfig, facts: &TableFacts, pending: &str) -> Result<S
     }
     let column = match facts.order.as_ref().filter(|order| order.is_found) {
         Some(order) => order.sql.clone(),
-        None => quote_ident(&outbox.id)?,
+        None => quote_ident(&outbox.names.id)?,
     };
     let table = quote_table(&facts.name)?;
     let of = format!("({column}) where ({pending})");

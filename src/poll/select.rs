@@ -106,7 +106,7 @@ impl TableFacts {
             .iter()
             .map(|name| column(name).map(as_streamed))
             .collect::<Result<_>>()?;
-        let id = column(&outbox.id)?;
+        let id = column(&outbox.names.id)?;
         let key = outbox
             .index_columns()
             .map(|name| column(name).cloned())
@@ -554,6 +554,7 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::config::outbox::Columns;
     use walrelay_core::config::{EventSource, RowKey, Upkeep};
     use walrelay_core::testing::{column_of, with_default};
 
@@ -709,10 +710,13 @@ mod tests {
                 ..Table::default()
             };
             let columns = vec!["payload".to_owned()];
+            let names = Columns {
+                id: "payload".to_owned(),
+                ..Columns::default()
+            };
             let outbox = OutboxConfig {
                 columns,
-                id: "payload".to_owned(),
-                payload: "payload".to_owned(),
+                names,
                 ..outbox()
             };
             TableFacts::found(&table, &TableName::debezium(), &outbox)

@@ -183,7 +183,7 @@ impl Jobs {
         if self.paired_at != acked && self.is_due(Task::Pair, now) {
             self.next.insert(Task::Pair, now + PAIR_INTERVAL);
             let control = session.control.clone();
-            let memberships = session.start.record.stored.membership_oids.clone();
+            let memberships = session.start.record.stored.outboxes.membership_oids.clone();
             self.begin(Task::Pair, async move {
                 Done::Paired(control.take_pair(memberships).await)
             });

@@ -805,7 +805,7 @@ impl RetryRun<'_> {
         let column = config
             .outboxes
             .get(row.outbox)
-            .and_then(|outbox| outbox.max_attempts.as_deref());
+            .and_then(|outbox| outbox.names.max_attempts.as_deref());
         let max = column
             .and_then(|column| held.event.text(column))
             .and_then(max_attempts);

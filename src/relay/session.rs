@@ -46,7 +46,7 @@ use walrelay_core::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
 use walrelay_core::recovery::{TableStart, TableTask};
 use walrelay_core::sessions::TableReason;
 use walrelay_core::start::{Found, SlotNow, reconcile, stored_now};
-use walrelay_core::stored::Stored;
+use walrelay_core::stored::{Outboxes, Stored};
 use walrelay_core::stream_record::StreamRecord;
 
 /// A session that streams from the slot, and belongs to what is stored.
@@ -184,7 +184,7 @@ impl Session {
         }
         // One of several memberships may have gone: the rows were published all the while.
         let record = &mut self.start.record;
-        record.stored.membership_oids = memberships(&look.now);
+        record.stored.outboxes.membership_oids = memberships(&look.now);
         if record.reads_table() || !look.is_altered(record.publication_version()) {
             return Ok(false);
         }
@@ -315,7 +315,7 @@ impl Owned<'_> {
             ..stored_now(found)
         };
         if config.state.adopt_slot {
-            identity.publication_version = publication_version(facts);
+            identity.outboxes.publication_version = publication_version(facts);
         }
         known.stored.send_replace(Some(identity.clone()));
         if known.left.lock().progress.is_some() || loaded.as_ref() != Some(&identity) {
@@ -401,10 +401,12 @@ impl Lease {
             ..facts
         };
         let slot = slot_now(config, &facts, confirmed_flush(facts.slot.as_ref()));
-        let taken = control.take_pair(slot.membership_oids.clone()).await?;
+        let taken = control
+            .take_pair(slot.outboxes.membership_oids.clone())
+            .await?;
         let slot = SlotNow {
             cluster_id,
-            is_being_altered: taken.may_differ_from(&slot.publication_version),
+            is_being_altered: taken.may_differ_from(&slot.outboxes.publication_version),
             ..slot
         };
         let found = Found {
@@ -622,20 +624,22 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
     SlotNow {
         name: config.source.slot.to_string(),
         confirmed_flush,
-        publication_oid: facts
-            .publication()
-            .map(|publication| publication.oid)
-            .unwrap_or_default(),
-        publication_version: publication_version(facts),
+        outboxes: Outboxes {
+            publication_oid: facts
+                .publication()
+                .map(|publication| publication.oid)
+                .unwrap_or_default(),
+            publication_version: publication_version(facts),
+            table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
+            membership_oids: memberships(&fingerprints),
+            message_prefixes: sorted(
+                config
+                    .outboxes
+                    .iter()
+                    .filter_map(|outbox| outbox.source.prefix().cloned()),
+            ),
+        },
         is_being_altered: false,
-        table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
-        membership_oids: memberships(&fingerprints),
-        message_prefixes: sorted(
-            config
-                .outboxes
-                .iter()
-                .filter_map(|outbox| outbox.source.prefix().cloned()),
-        ),
         cluster_id: None,
         bus: bus.name,
         bus_address: bus.address,

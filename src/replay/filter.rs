@@ -47,19 +47,22 @@ impl RowFilter {
             all.push(self.with_id(client, facts, outbox).await?);
         }
         if !self.aggregates.is_empty() {
-            let condition = one_of(&text_of(&outbox.aggregate_id)?, &self.aggregates)?;
+            let condition = one_of(&text_of(&outbox.names.aggregateid)?, &self.aggregates)?;
             let remedy = "name the column with the aggregate's id: aggregateid = \"…\" in \
                           [outbox.columns]; or use --where";
             check(client, "--aggregate", remedy, facts, outbox, &condition).await?;
             all.push(condition);
             let key = outbox.route.key.as_ref();
-            if !key.is_some_and(|key| key.columns().any(|column| column == outbox.aggregate_id)) {
+            if !key.is_some_and(|key| {
+                key.columns()
+                    .any(|column| column == outbox.names.aggregateid)
+            }) {
                 let made_of = key.map_or("there is no key".to_owned(), |key| {
                     format!("the key is {:?}", key.source())
                 });
                 notes.push(format!(
                     "--aggregate compares column {} of {}; {made_of}",
-                    outbox.aggregate_id, facts.name
+                    outbox.names.aggregateid, facts.name
                 ));
             }
         }
@@ -100,9 +103,9 @@ impl RowFilter {
     ) -> Result<String> {
         let as_text = facts.key.first().is_some_and(|id| !id.base.is_ordered);
         let id = if as_text {
-            text_of(&outbox.id)?
+            text_of(&outbox.names.id)?
         } else {
-            quote_ident(&outbox.id)?
+            quote_ident(&outbox.names.id)?
         };
         let all = one_of(&id, &self.ids)?;
         let told = |error| told("--id", "write the id as Postgres prints it", facts, &error);

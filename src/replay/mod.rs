@@ -625,7 +625,7 @@ async fn notes_of_parked(
             continue;
         }
         let from = quote_own_rows(&table.facts.name, table.facts.with_children)?;
-        let id = quote_ident(&table.outbox.id)?;
+        let id = quote_ident(&table.outbox.names.id)?;
         let condition = &table.condition;
         let count = reader
             .count(&format!(

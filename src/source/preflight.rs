@@ -241,7 +241,6 @@ pub(crate) struct Server {
     pub max_slot_wal_keep_mb: Option<i64>,
     /// `idle_replication_slot_timeout` (18+) with its unit; `0` is never.
     pub idle_replication_slot_timeout: Option<String>,
-    #[serde(flatten)]
     pub standby_slots: StandbySlots,
 }
 
@@ -256,15 +255,12 @@ impl Server {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct StandbySlots {
     /// `synchronized_standby_slots` (17+).
-    #[serde(rename = "synchronized_standby_slots")]
     pub setting: Option<String>,
     /// Names in the setting that are no physical slot of this server, or from which no standby
     /// streams.
-    #[serde(rename = "standby_slots_absent")]
     pub absent: Vec<String>,
     /// Connected slots of standbys and other receivers of all WAL. A setting that names another one
     /// stops delivery.
-    #[serde(rename = "physical_slots")]
     pub connected: Vec<String>,
 }
 
@@ -960,7 +956,7 @@ pub(crate) fn has_payload(
     column: &str,
     base_oid: u32,
 ) -> Result<()> {
-    if column != outbox.payload || base_oid != OID {
+    if column != outbox.names.payload || base_oid != OID {
         return Ok(());
     }
     unpublished(

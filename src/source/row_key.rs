@@ -48,9 +48,11 @@ pub(crate) async fn find(
         let goes_by_row = outbox.upkeep.writes_any() || parks;
         let transaction = table.xid_column().map(|column| column.name.as_str());
         outbox.xid_column = transaction.map(str::to_owned);
-        match table.row_key(&outbox.id) {
+        match table.row_key(&outbox.names.id) {
             Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, transaction),
-            Some(columns) if *columns == [outbox.id.clone()] => outbox.name_rows_by(columns, None),
+            Some(columns) if *columns == [outbox.names.id.clone()] => {
+                outbox.name_rows_by(columns, None)
+            }
             None if goes_by_row || source.mode == Mode::Poll || source.gives_up_over_budget() => {
                 return Err(no_row_key(outbox, &name, &table, parks)?);
             }
@@ -104,7 +106,11 @@ fn no_row_key(
 ) -> Result<Error> {
     let (key, what) = need_of_key(outbox, parks);
     let of = quote_table(name)?;
-    let by = table.partition_columns.iter().map(|column| quoted(column));
+    let by = table
+        .partitioned
+        .columns
+        .iter()
+        .map(|column| quoted(column));
     let by: Vec<String> = by.collect();
     // SQL that makes `column` and the partition columns a row key.
     let unique = |column: &str| {
@@ -121,7 +127,7 @@ fn no_row_key(
         )
     };
     let remedy = match table.counters().next() {
-        _ if table.by_expression => {
+        _ if table.partitioned.by_expression => {
             "a table that is partitioned by an expression can have no such index: relay it from a \
              slot, without what goes by row, or partition it by columns"
                 .to_owned()

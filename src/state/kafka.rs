@@ -327,6 +327,7 @@ mod tests {
     use crate::sink::KafkaSink;
     use walrelay_core::position::ServerIdentity;
     use walrelay_core::position::{Lsn, Partial, Position};
+    use walrelay_core::stored::Outboxes;
 
     fn stored(end_lsn: u64) -> Stored {
         let partial = Partial {
@@ -344,11 +345,12 @@ mod tests {
                 end_lsn: Lsn::new(end_lsn),
                 partial: Some(partial),
             },
-            publication_oid: 16_400,
-            publication_version: String::new(),
-            table_oids: vec![16_390],
-            membership_oids: vec![16_401],
-            message_prefixes: Vec::new(),
+            outboxes: Outboxes {
+                publication_oid: 16_400,
+                table_oids: vec![16_390],
+                membership_oids: vec![16_401],
+                ..Outboxes::default()
+            },
             cluster_id: Some("nirvana".to_owned()),
             published: None,
             stream_only: Vec::new(),

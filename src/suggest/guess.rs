@@ -208,7 +208,7 @@ impl<'t> Guesses<'t> {
             name.before(words::ID_ENDS).is_some() || other.iter().any(|list| name.is_one_of(list))
         };
         let fits = |(column, name): &(&Column, &Name)| {
-            column.form() == form && !column.in_primary_key && !is_other(name)
+            column.form() == form && !column.indexed.in_primary_key && !is_other(name)
         };
         let mut fitting: Vec<&'t Column> =
             self.free().filter(fits).map(|(column, _)| column).collect();
@@ -222,7 +222,7 @@ impl<'t> Guesses<'t> {
     }
 
     fn id(&mut self) -> Result<(), Missing> {
-        let alone = |column: &Column| column.unique && column.is_never_null();
+        let alone = |column: &Column| column.indexed.unique && column.is_never_null();
         let known_outside =
             |column: &Column| alone(column) && matches!(column.form(), Form::Uuid | Form::Text);
         let found = self
@@ -231,7 +231,7 @@ impl<'t> Guesses<'t> {
             .or_else(|| {
                 let key = self
                     .free()
-                    .find(|(column, _)| column.in_primary_key && column.unique);
+                    .find(|(column, _)| column.indexed.in_primary_key && column.indexed.unique);
                 key.map(|(column, _)| (column, "the primary key"))
             })
             .or_else(|| {
@@ -251,7 +251,7 @@ impl<'t> Guesses<'t> {
             .or_else(|| {
                 // A part of a key of several columns is not unique.
                 let fits = |column: &Column, name: &Name| {
-                    let is_of_another = column.in_primary_key
+                    let is_of_another = column.indexed.in_primary_key
                         || column.references
                         || name.is_one_of(words::AGGREGATE_ID);
                     column.form() == Form::Uuid && column.is_never_null() && !is_of_another
@@ -263,7 +263,7 @@ impl<'t> Guesses<'t> {
         let (column, why) = found.ok_or(Missing::Id)?;
         let remarks = [
             (
-                !column.unique,
+                !column.indexed.unique,
                 "Nothing in the table keeps it unique, and consumers drop duplicates by it: check \
                  it.",
             ),

@@ -83,7 +83,7 @@ fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
     };
     let key: Vec<&str> = columns
         .iter()
-        .filter(|it| it.in_primary_key)
+        .filter(|it| it.indexed.in_primary_key)
         .map(|it| it.name.as_str())
         .collect();
     let remedy_of_id = match key.as_slice() {

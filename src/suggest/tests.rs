@@ -6,7 +6,7 @@ use super::*;
 use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use walrelay_core::catalog::BaseType;
+use walrelay_core::catalog::{BaseType, Indexed};
 
 /// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`,
 /// `gen`, `domain`.
@@ -38,9 +38,12 @@ fn column(text: &str) -> Column {
             .iter()
             .find_map(|mark| mark.strip_prefix("default="))
             .map(str::to_owned),
-        in_primary_key: has("pk") || has("part"),
-        unique: has("pk") || has("unique"),
         references: has("fk"),
+        indexed: Indexed {
+            in_primary_key: has("pk") || has("part"),
+            unique: has("pk") || has("unique"),
+            ..Indexed::default()
+        },
         ..Column::default()
     }
 }
@@ -86,8 +89,8 @@ fn route(config: &Config) -> Route {
         .map(|(name, _)| name.as_str())
         .collect();
     [
-        outbox.id.clone(),
-        outbox.payload.clone(),
+        outbox.names.id.clone(),
+        outbox.names.payload.clone(),
         route.topic.source().to_owned(),
         route
             .key
@@ -319,9 +322,9 @@ fn commands_find_the_aggregate_and_the_type_and_traces_have_the_usual_name() {
     let outbox = config(&suggestion).outboxes.remove(0);
     assert_eq!(
         [
-            outbox.aggregate_type.as_str(),
-            outbox.aggregate_id.as_str(),
-            outbox.event_type.as_str()
+            outbox.names.aggregatetype.as_str(),
+            outbox.names.aggregateid.as_str(),
+            outbox.names.event_type.as_str()
         ],
         ["aggregate_type", "aggregate_id", "event_type"]
     );
@@ -547,9 +550,12 @@ fn any_column() -> impl Strategy<Value = Column> {
                     not_null,
                     generated,
                     default: (not_null && domain).then(|| "'NEW'::text".to_owned()),
-                    in_primary_key: key,
-                    unique,
                     references,
+                    indexed: Indexed {
+                        in_primary_key: key,
+                        unique,
+                        ..Indexed::default()
+                    },
                     ..Column::default()
                 }
             },

@@ -135,7 +135,7 @@ impl Sweeper {
         !self
             .table
             .column(&self.time)
-            .is_some_and(|column| column.leads_index)
+            .is_some_and(|column| column.indexed.leads_index)
     }
 
     /// The remedy for a batch that takes too long.
@@ -792,7 +792,7 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
         );
         return mismatch(cause, RELAY.into());
     }
-    if !stored.table_oids.contains(&table_oid) {
+    if !stored.outboxes.table_oids.contains(&table_oid) {
         let cause = format!("what is stored is not about the table with OID {table_oid}");
         return mismatch(
             cause,
@@ -816,6 +816,7 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::stored::Outboxes;
     use walrelay_core::testing::{column_of, with_default};
 
     use walrelay_core::catch_up::{CatchUp, Rows};
@@ -938,11 +939,11 @@ mod tests {
             slot: "orders".to_owned(),
             relay: String::new(),
             position: Position::at(Lsn::new(100)),
-            publication_oid: 10,
-            publication_version: String::new(),
-            table_oids: vec![5, 6],
-            membership_oids: Vec::new(),
-            message_prefixes: Vec::new(),
+            outboxes: Outboxes {
+                publication_oid: 10,
+                table_oids: vec![5, 6],
+                ..Outboxes::default()
+            },
             cluster_id: None,
             published: Some(published()),
             stream_only: Vec::new(),

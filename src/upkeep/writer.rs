@@ -259,7 +259,7 @@ impl Writer {
         }: Sql,
     ) -> Result<Written> {
         if let (Some(key), Some(mark)) = (key, mark) {
-            stays_in_place(&self.table, key, mark, &table.partition_keys)?;
+            stays_in_place(&self.table, key, mark, &table.partitioned.keys)?;
         }
         let prepared = bounded(&doing, ANSWER_TIMEOUT, client.prepare(&text)).await;
         let statement = prepared.map_err(|failed| self.fault(&doing, key, &failed))?;

@@ -300,8 +300,8 @@ fn pages_contain_each_row_once_in_order() {
         columns("fixed") + &order("maybe"),
     ] {
         let mut outbox = only_ids("pages", &more);
-        outbox.columns = vec![outbox.id.clone()];
-        outbox.name_rows_by(&[outbox.id.clone()], None);
+        outbox.columns = vec![outbox.names.id.clone()];
+        outbox.name_rows_by(&[outbox.names.id.clone()], None);
         let facts = reading
             .facts(&outbox)
             .unwrap_or_else(|error| panic!("{more}: {error:?}"));

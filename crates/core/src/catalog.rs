@@ -38,12 +38,22 @@ pub struct Table {
     pub partition_of: Option<String>,
     /// OIDs of the parent and of all tables above it.
     pub ancestors: Vec<u32>,
+    /// How it is partitioned.
+    #[serde(flatten)]
+    pub partitioned: Partitioned,
+}
+
+/// How a table is partitioned.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Partitioned {
     /// The columns that it is partitioned by.
-    pub partition_columns: Vec<String>,
+    #[serde(rename = "partition_columns")]
+    pub columns: Vec<String>,
     /// Whether it is partitioned by an expression.
     pub by_expression: bool,
     /// The partition keys of the table and of its partitions, as in `PARTITION BY`.
-    pub partition_keys: Vec<String>,
+    #[serde(rename = "partition_keys")]
+    pub keys: Vec<String>,
 }
 
 /// A column.
@@ -69,12 +79,20 @@ pub struct Column {
     pub generated: bool,
     /// The expression of its default.
     pub default: Option<String>,
+    /// Whether it refers to another table.
+    pub references: bool,
+    /// Its indexes.
+    #[serde(flatten)]
+    pub indexed: Indexed,
+}
+
+/// The indexes of a column.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Indexed {
     /// Whether it is in the primary key.
     pub in_primary_key: bool,
     /// Whether it is unique alone.
     pub unique: bool,
-    /// Whether it refers to another table.
-    pub references: bool,
     /// Whether a btree over all rows begins with it.
     pub leads_index: bool,
 }
@@ -296,19 +314,21 @@ impl Column {
 
     /// The column in a line.
     pub fn described(&self) -> String {
+        let Indexed {
+            in_primary_key,
+            unique,
+            ..
+        } = self.indexed;
         let mut text = format!("{}: {}", self.name, self.type_name);
         let more = [
             (self.base.domain, format!(" over {}", self.base.name)),
             (self.is_never_null(), ", not null".to_owned()),
+            (in_primary_key && unique, ", primary key".to_owned()),
             (
-                self.in_primary_key && self.unique,
-                ", primary key".to_owned(),
-            ),
-            (
-                self.in_primary_key && !self.unique,
+                in_primary_key && !unique,
                 ", part of the primary key".to_owned(),
             ),
-            (self.unique && !self.in_primary_key, ", unique".to_owned()),
+            (unique && !in_primary_key, ", unique".to_owned()),
             (self.references, ", refers to another table".to_owned()),
         ];
         text.extend(

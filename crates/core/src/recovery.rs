@@ -144,6 +144,7 @@ impl RecoveryPlan {
     pub(crate) fn intend(&self, rows: Rows, stored: &mut Stored) {
         stored.position = Position::default();
         stored
+            .outboxes
             .publication_version
             .clone_from(&self.publication_version);
         stored.catch_up = Some(CatchUp::new(rows, None));
@@ -238,7 +239,7 @@ impl Rules<'_> {
                 "a read of the table was interrupted, and its slot no longer exists".to_owned();
             return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
                 published: fit.published,
-                publication_version: found.slot.publication_version.clone(),
+                publication_version: found.slot.outboxes.publication_version.clone(),
                 notes: fit.notes,
                 finishes: is_begun,
                 ..RecoveryPlan::from_nothing(rows.clone(), cause)
@@ -252,7 +253,7 @@ impl Rules<'_> {
             ));
         }
         Ok(TableTask::MakeSlot(Box::new(RecoveryPlan {
-            publication_version: found.slot.publication_version.clone(),
+            publication_version: found.slot.outboxes.publication_version.clone(),
             ..self.plan(found, slot, fit)?
         })))
     }
@@ -456,14 +457,16 @@ impl Rules<'_> {
     /// How what is stored fits the server as it is now, where nothing of a slot or
     /// publication matters; whose log it was, does.
     fn fit_without_slot(&self, stored: &Stored, found: Found<'_>) -> Result<Fit> {
-        let same = &SlotNow {
+        let mut same = SlotNow {
             confirmed_flush: Lsn::ZERO,
-            publication_oid: stored.publication_oid,
-            membership_oids: stored.membership_oids.clone(),
             ..found.slot.clone()
         };
+        same.outboxes.publication_oid = stored.outboxes.publication_oid;
+        same.outboxes
+            .membership_oids
+            .clone_from(&stored.outboxes.membership_oids);
         match fit(Found {
-            slot: same,
+            slot: &same,
             ..found
         }) {
             // A condition over the rows holds on any server that has the table.
@@ -539,17 +542,19 @@ mod tests {
     use super::*;
     use crate::ledger::trail::Pair;
     use crate::position::{ServerIdentity, TimelineSwitch};
+    use crate::stored::Outboxes;
 
     fn slot_at(confirmed: u64) -> SlotNow {
         SlotNow {
             name: "orders".to_owned(),
             confirmed_flush: Lsn::new(confirmed),
-            publication_oid: 11,
-            publication_version: String::new(),
+            outboxes: Outboxes {
+                publication_oid: 11,
+                table_oids: vec![12],
+                membership_oids: vec![13],
+                ..Outboxes::default()
+            },
             is_being_altered: false,
-            table_oids: vec![12],
-            membership_oids: vec![13],
-            message_prefixes: Vec::new(),
             cluster_id: None,
             bus: "Kafka",
             bus_address: "kafka.brokers",
@@ -626,19 +631,13 @@ mod tests {
         let mut stored = stored();
         let published = stored.published.as_mut().unwrap();
         published.also = vec![12];
-        stored.publication_version = "7".to_owned();
-        let altered = SlotNow {
-            publication_version: "8".to_owned(),
-            ..slot_at(50)
-        };
-        let same = SlotNow {
-            publication_version: "7".to_owned(),
-            ..slot_at(50)
-        };
-        let others = SlotNow {
-            membership_oids: vec![14],
-            ..same.clone()
-        };
+        stored.outboxes.publication_version = "7".to_owned();
+        let mut same = slot_at(50);
+        same.outboxes.publication_version = "7".to_owned();
+        let mut altered = same.clone();
+        altered.outboxes.publication_version = "8".to_owned();
+        let mut others = same.clone();
+        others.outboxes.membership_oids = vec![14];
         let unseen = SlotNow {
             is_being_altered: true,
             ..same.clone()

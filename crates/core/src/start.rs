@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position, ServerIdentity, TimelineSwitch};
 use crate::sink::other_cluster;
-use crate::stored::Stored;
+use crate::stored::{Outboxes, Stored};
 
 /// A slot with its publication and tables, and the cluster of the bus, as they are now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,19 +22,12 @@ pub struct SlotNow {
     pub name: String,
     /// The LSN up to which it was confirmed; zero without a slot.
     pub confirmed_flush: Lsn,
-    /// OID of the publication; zero without one.
-    pub publication_oid: u32,
-    /// The version of the publication: `xmin` of its row.
-    pub publication_version: String,
+    /// Its outboxes. The OID of the publication is zero without one, and its version is the present
+    /// one.
+    pub outboxes: Outboxes,
     /// Whether another version may have been begun, which is not seen
     /// ([`crate::stream_record::Versioned::may_differ_from`]). Wanted where the table is read.
     pub is_being_altered: bool,
-    /// OIDs of the outbox tables, sorted.
-    pub table_oids: Vec<u32>,
-    /// OIDs of the rows that say the tables are in the publication, sorted.
-    pub membership_oids: Vec<u32>,
-    /// Prefixes of the messages that are events, sorted.
-    pub message_prefixes: Vec<String>,
     /// The id of the cluster that the brokers belong to; none where it is not known.
     pub cluster_id: Option<String>,
     /// The name of the bus, for texts.
@@ -172,12 +165,12 @@ pub fn fit(found: Found<'_>) -> Result<Fit> {
 /// yet: rows that were written meanwhile may be missing from the stream.
 pub(crate) fn is_altered(found: Found<'_>) -> bool {
     let slot = found.slot;
-    found.stored.is_some_and(|stored| {
-        let before = &stored.publication_version;
+    found.stored.is_some_and(|Stored { outboxes, .. }| {
+        let before = &outboxes.publication_version;
         slot.is_being_altered
-            || stored.publication_oid != slot.publication_oid
-            || stored.membership_oids != slot.membership_oids
-            || !before.is_empty() && *before != slot.publication_version
+            || outboxes.publication_oid != slot.outboxes.publication_oid
+            || outboxes.membership_oids != slot.outboxes.membership_oids
+            || !before.is_empty() && *before != slot.outboxes.publication_version
     })
 }
 
@@ -199,11 +192,17 @@ fn known(found: Found<'_>) -> Option<Published> {
 pub fn stored_now(found: Found<'_>) -> Stored {
     let Found { stored, server, .. } = found;
     let slot = found.slot.clone();
-    let known_version = stored
-        .filter(|stored| {
-            stored.publication_oid == slot.publication_oid && !stored.publication_version.is_empty()
-        })
-        .map(|stored| stored.publication_version.clone());
+    let mut outboxes = slot.outboxes;
+    if let Some(Stored {
+        outboxes: before, ..
+    }) = stored
+        && before.publication_oid == outboxes.publication_oid
+        && !before.publication_version.is_empty()
+    {
+        outboxes
+            .publication_version
+            .clone_from(&before.publication_version);
+    }
     Stored {
         server: server.clone(),
         slot: slot.name,
@@ -211,11 +210,7 @@ pub fn stored_now(found: Found<'_>) -> Stored {
             .map(|stored| stored.relay.clone())
             .unwrap_or_default(),
         position: stored.map(|stored| stored.position).unwrap_or_default(),
-        publication_oid: slot.publication_oid,
-        publication_version: known_version.unwrap_or(slot.publication_version),
-        table_oids: slot.table_oids,
-        membership_oids: slot.membership_oids,
-        message_prefixes: slot.message_prefixes,
+        outboxes,
         cluster_id: slot.cluster_id.or_else(|| stored?.cluster_id.clone()),
         published: stored.and_then(|stored| stored.published.clone()),
         stream_only: stored
@@ -258,9 +253,10 @@ fn compare(stored: &Stored, found: Found<'_>) -> Comparison {
     let slot = found.slot;
     // Of an outbox that is new, rows from before it are not published, whatever a snapshot sees.
     let is_new = slot
+        .outboxes
         .table_oids
         .iter()
-        .any(|oid| !stored.table_oids.contains(oid));
+        .any(|oid| !stored.outboxes.table_oids.contains(oid));
     let mut comparison = Comparison {
         position: stored.position,
         published: known(found).filter(|_| !is_new),
@@ -316,9 +312,10 @@ fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
 fn dropped_prefix(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
     let name = &slot.name;
     let prefix = stored
+        .outboxes
         .message_prefixes
         .iter()
-        .find(|prefix| !slot.message_prefixes.contains(prefix))?;
+        .find(|prefix| !slot.outboxes.message_prefixes.contains(prefix))?;
     Some(Mismatch {
         cause: format!(
             "messages with prefix {prefix:?} were events of slot {name}, and no outbox of the \
@@ -461,15 +458,17 @@ impl Comparison {
             risk: NOT_COVERED,
             is_in_the_table,
         };
-        let same_publication = stored.publication_oid == slot.publication_oid;
+        let before = &stored.outboxes;
+        let now = &slot.outboxes;
+        let same_publication = before.publication_oid == now.publication_oid;
         if !same_publication {
-            let cause = recreated("publication", stored.publication_oid, slot.publication_oid);
+            let cause = recreated("publication", before.publication_oid, now.publication_oid);
             self.mismatches.push(changed(cause, true));
         }
         let absent =
             |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
-        let gone = absent(&stored.table_oids, &slot.table_oids);
-        let new = absent(&slot.table_oids, &stored.table_oids);
+        let gone = absent(&before.table_oids, &now.table_oids);
+        let new = absent(&now.table_oids, &before.table_oids);
         // Of a table that was made anew, or of another, what is stored says nothing.
         self.mismatches.extend(gone.map(|gone| match new {
             Some(new) => changed(recreated("outbox table", gone, new), false),
@@ -486,7 +485,7 @@ impl Comparison {
             }
         }));
         let same = same_publication && gone.is_none();
-        if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
+        if same && absent(&before.membership_oids, &now.membership_oids).is_some() {
             let cause = format!(
                 "the outbox table of slot {name} was taken out of the publication and added again, \
                  or added in another way, while walrelay was away: rows written in between are not \
@@ -495,10 +494,10 @@ impl Comparison {
             self.mismatches.push(changed(cause, true));
         }
         self.mismatches.extend(dropped_prefix(stored, slot));
-        let more_messages = slot
+        let more_messages = now
             .message_prefixes
             .iter()
-            .any(|prefix| !stored.message_prefixes.contains(prefix));
+            .any(|prefix| !before.message_prefixes.contains(prefix));
         if same && (new.is_some() || more_messages) {
             // An index counts the events of all outboxes there are.
             if let Some(partial) = self.position.partial.take() {
@@ -597,19 +596,31 @@ mod tests {
         }
     }
 
+    fn outboxes() -> Outboxes {
+        Outboxes {
+            publication_oid: 11,
+            publication_version: String::new(),
+            table_oids: vec![12],
+            membership_oids: vec![13],
+            message_prefixes: vec!["shop".to_owned()],
+        }
+    }
+
+    fn of_tables(table_oids: &[u32]) -> Outboxes {
+        Outboxes {
+            table_oids: table_oids.to_vec(),
+            ..outboxes()
+        }
+    }
+
     fn stored_at(timeline: u32, position: Position) -> Stored {
-        let membership_oids = vec![13];
         let slot = "orders".to_owned();
         Stored {
             server: server(timeline),
             slot,
             relay: String::new(),
             position,
-            publication_oid: 11,
-            publication_version: String::new(),
-            table_oids: vec![12],
-            membership_oids,
-            message_prefixes: vec!["shop".to_owned()],
+            outboxes: outboxes(),
             cluster_id: Some("first".to_owned()),
             published: None,
             stream_only: Vec::new(),
@@ -619,16 +630,11 @@ mod tests {
 
     fn slot_at(confirmed: u64) -> SlotNow {
         let confirmed_flush = Lsn::new(confirmed);
-        let membership_oids = vec![13];
         SlotNow {
             name: "orders".to_owned(),
             confirmed_flush,
-            publication_oid: 11,
-            publication_version: String::new(),
+            outboxes: outboxes(),
             is_being_altered: false,
-            table_oids: vec![12],
-            membership_oids,
-            message_prefixes: vec!["shop".to_owned()],
             cluster_id: Some("first".to_owned()),
             bus: "Kafka",
             bus_address: "kafka.brokers",
@@ -743,11 +749,14 @@ mod tests {
             ..stored_at(1, at(700))
         };
         let other_publication = Stored {
-            publication_oid: 99,
+            outboxes: Outboxes {
+                publication_oid: 99,
+                ..outboxes()
+            },
             ..stored_at(1, at(700))
         };
         let other_table = Stored {
-            table_oids: vec![98],
+            outboxes: of_tables(&[98]),
             ..stored_at(1, at(700))
         };
         let other_cluster = Stored {
@@ -874,7 +883,7 @@ mod tests {
         let stored = Stored {
             slot: "billing".to_owned(),
             relay: String::new(),
-            table_oids: vec![98],
+            outboxes: of_tables(&[98]),
             ..stored_at(1, at(300))
         };
         let start = reconcile(
@@ -1026,7 +1035,7 @@ mod tests {
             let mut stored = stored_at(then, position);
             if !same_server { stored.server.system_identifier = "8000".to_owned(); }
             if !same_slot { stored.slot = "billing".to_owned(); }
-            if !same_publication { stored.publication_oid = 1; }
+            if !same_publication { stored.outboxes.publication_oid = 1; }
             let history: Vec<TimelineSwitch> = (1u32..)
                 .zip(switches)
                 .map(|(timeline, lsn)| TimelineSwitch { timeline, switch_lsn: Lsn::new(lsn) })
@@ -1063,8 +1072,10 @@ mod tests {
         let now = server(1);
         let slot = slot_at(300);
         let added = SlotNow {
-            table_oids: vec![12, 99],
-            membership_oids: [slot.membership_oids.clone(), vec![77]].concat(),
+            outboxes: Outboxes {
+                membership_oids: vec![13, 77],
+                ..of_tables(&[12, 99])
+            },
             ..slot.clone()
         };
         let start = reconcile(
@@ -1104,7 +1115,7 @@ mod tests {
             halfway.notes
         );
         let two = Stored {
-            table_oids: vec![12, 99],
+            outboxes: of_tables(&[12, 99]),
             ..stored_at(1, at(300))
         };
         let error = reconcile(Some(&two), &now, &slot, Lsn::new(900), &[], false).unwrap_err();
@@ -1124,7 +1135,10 @@ mod tests {
         let decide = |prefixes: &[&str], adopt| {
             let message_prefixes = prefixes.iter().map(|prefix| (*prefix).to_owned()).collect();
             let slot = SlotNow {
-                message_prefixes,
+                outboxes: Outboxes {
+                    message_prefixes,
+                    ..outboxes()
+                },
                 ..slot.clone()
             };
             reconcile(

@@ -21,6 +21,27 @@ pub struct Stored {
     pub relay: String,
     /// Everything up to here was delivered.
     pub position: Position,
+    /// What the position is of.
+    #[serde(flatten)]
+    pub outboxes: Outboxes,
+    /// The id of the cluster that has the events; none where its brokers did not tell.
+    #[serde(rename = "kafka_cluster", skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
+    /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published: Option<Published>,
+    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot
+    /// is gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stream_only: Vec<u32>,
+    /// Rows that have to be read from the table before the slot is streamed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub catch_up: Option<CatchUp>,
+}
+
+/// The outboxes of a slot and its publication, as the catalogs tell them from others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outboxes {
     /// OID of the publication, to notice one recreated while the relay was away.
     pub publication_oid: u32,
     /// The version of the publication (`xmin` of its row) up to which every row is in the stream;
@@ -37,19 +58,6 @@ pub struct Stored {
     /// otherwise. Sorted.
     #[serde(default)]
     pub message_prefixes: Vec<String>,
-    /// The id of the cluster that has the events; none where its brokers did not tell.
-    #[serde(rename = "kafka_cluster", skip_serializing_if = "Option::is_none")]
-    pub cluster_id: Option<String>,
-    /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub published: Option<Published>,
-    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot
-    /// is gone.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stream_only: Vec<u32>,
-    /// Rows that have to be read from the table before the slot is streamed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub catch_up: Option<CatchUp>,
 }
 
 impl Stored {
@@ -84,6 +92,6 @@ impl Stored {
     pub(crate) fn rows_vanish(&self) -> bool {
         self.stream_only
             .iter()
-            .any(|oid| self.table_oids.contains(oid))
+            .any(|oid| self.outboxes.table_oids.contains(oid))
     }
 }

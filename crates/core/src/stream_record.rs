@@ -97,7 +97,7 @@ impl StreamRecord {
     pub fn publication_version(&self) -> &str {
         match &self.altered {
             Some(altered) => &altered.version,
-            None => &self.stored.publication_version,
+            None => &self.stored.outboxes.publication_version,
         }
     }
 
@@ -127,7 +127,7 @@ impl StreamRecord {
 
     /// A look found this other version, and the table is not to be read.
     pub fn accept(&mut self, publication_version: String) {
-        self.stored.publication_version = publication_version;
+        self.stored.outboxes.publication_version = publication_version;
         self.altered = None;
     }
 
@@ -137,7 +137,7 @@ impl StreamRecord {
             return PairUse::Nothing;
         }
         // Without a table, no row can be missing.
-        let has_table = !self.stored.table_oids.is_empty();
+        let has_table = !self.stored.outboxes.table_oids.is_empty();
         let is_known = taken.publication_version == self.publication_version();
         let is_being_altered = taken.is_being_altered();
         let Versioned { pair, .. } = taken;
@@ -181,7 +181,7 @@ impl StreamRecord {
             && let Some(until) = until.take()
         {
             self.stored.catch_up = Some(CatchUp::new(Rows::Unpublished, Some(until.snapshot)));
-            self.stored.publication_version.clone_from(version);
+            self.stored.outboxes.publication_version.clone_from(version);
         }
         let published = match self.reads_table() {
             true => published.map(Published::in_snapshots),
@@ -201,6 +201,7 @@ mod tests {
     use crate::config::DeliveryConfig;
     use crate::position::{Lsn, ServerIdentity};
     use crate::publisher::tests::{AckingBus, setup};
+    use crate::stored::Outboxes;
 
     fn record() -> StreamRecord {
         StreamRecord::new(Stored {
@@ -211,11 +212,13 @@ mod tests {
             slot: "orders".to_owned(),
             relay: String::new(),
             position: Position::default(),
-            publication_oid: 11,
-            publication_version: "7".to_owned(),
-            table_oids: vec![12],
-            membership_oids: vec![13],
-            message_prefixes: Vec::new(),
+            outboxes: Outboxes {
+                publication_oid: 11,
+                publication_version: "7".to_owned(),
+                table_oids: vec![12],
+                membership_oids: vec![13],
+                message_prefixes: Vec::new(),
+            },
             cluster_id: None,
             published: None,
             stream_only: Vec::new(),
@@ -265,7 +268,7 @@ mod tests {
         assert_eq!(record.took(accepted), counts);
 
         let mut record = self::record();
-        record.stored.table_oids.clear();
+        record.stored.outboxes.table_oids.clear();
         let other = versioned("20:20:", 200, "8");
         let counts = PairUse::Published(other.pair.clone());
         assert_eq!(record.took(other), counts, "messages are in no table");
@@ -293,7 +296,7 @@ mod tests {
             ..versioned("20:25:20,22", 200, "7")
         });
         assert!(record.is_reached(Position::at(Lsn::new(200))));
-        record.stored.table_oids.clear();
+        record.stored.outboxes.table_oids.clear();
         record.accept("7".to_owned());
         let of_messages = Versioned {
             alterations: vec![22],
@@ -332,7 +335,7 @@ mod tests {
         let stored = record.at(at(300), published());
         let until = stored.catch_up.unwrap().until.unwrap();
         assert_eq!(until, pair("24:25:24", 300).snapshot);
-        assert_eq!(stored.publication_version, "8");
+        assert_eq!(stored.outboxes.publication_version, "8");
         let told = stored.published.unwrap();
         assert_eq!((told.also, told.forgotten), (Vec::new(), Some(15)));
         assert!(record.reads_table() && !record.is_reached(at(400)));

@@ -266,7 +266,7 @@ impl Filters {
 const ERROR_CHARS_MAX: usize = 1_000;
 const CELL_CHARS: usize = 40;
 
-/// A parked event. The fields are the keys of `--json`; age and state are for people.
+/// A parked event. The fields are the keys of `--json`; the words are for people.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Event {
     pub(crate) row_id: String,
@@ -274,18 +274,23 @@ pub(crate) struct Event {
     pub(crate) key: Option<String>,
     pub(crate) topic: Option<String>,
     pub(crate) stored_at: Option<String>,
-    #[serde(skip)]
-    pub(crate) age: String,
     pub(crate) class: String,
     pub(crate) error: Option<String>,
     pub(crate) attempts: i32,
     pub(crate) next_try_at: Option<String>,
     pub(crate) asked: Option<String>,
     #[serde(skip)]
-    pub(crate) state: String,
+    pub(crate) in_words: InWords,
     pub(crate) behind: u64,
     #[serde(flatten)]
     pub(crate) details: Option<Details>,
+}
+
+/// How long ago it was parked, and when it is tried again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct InWords {
+    pub(crate) age: String,
+    pub(crate) state: String,
 }
 
 /// What `show` tells more.
@@ -313,10 +318,10 @@ impl Event {
     /// The columns of a list, the most important first: a terminal cuts the others.
     fn cells(&self) -> [(&'static str, Option<String>); 10] {
         [
-            ("age", Some(self.age.clone())),
+            ("age", Some(self.in_words.age.clone())),
             ("class", Some(self.class.clone())),
             ("row id", Some(self.row_id.clone())),
-            ("state", Some(self.state.clone())),
+            ("state", Some(self.in_words.state.clone())),
             ("behind it", Some(self.behind.to_string())),
             ("attempts", Some(self.attempts.to_string())),
             ("key", self.key.clone()),
@@ -589,9 +594,11 @@ mod tests {
             row_id: row_id.to_owned(),
             outbox: "public.outbox".to_owned(),
             stored_at: crate::cli::output::time(NOON_MS - 5_000),
-            age: "5s".to_owned(),
             class: class.to_owned(),
-            state: state.to_owned(),
+            in_words: InWords {
+                age: "5s".to_owned(),
+                state: state.to_owned(),
+            },
             behind,
             ..Event::default()
         }

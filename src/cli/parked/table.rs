@@ -8,8 +8,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{
-    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, ListArgs,
-    SHOWN_MAX, ShowArgs, UNCHANGED,
+    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, InWords,
+    ListArgs, SHOWN_MAX, ShowArgs, UNCHANGED,
 };
 use crate::cli::config;
 use crate::cli::output::{Outcome, age, cut, note, print_report, time};
@@ -277,12 +277,14 @@ fn event(row: &Row) -> Result<Event> {
         topic: column::<Option<&str>>(row, "topic")?
             .map(|topic| head(topic.as_bytes(), NAME_CHARS_MAX)),
         stored_at: time(parked_ms),
-        age: age(parked_ms, now_ms),
         error: column::<Option<&str>>(row, "error")?
             .map(|error| head(error.as_bytes(), ERROR_CHARS_MAX)),
         attempts: column(row, "attempts")?,
         next_try_at: next_ms.and_then(time),
-        state: state(&class, asked.as_deref(), next_ms, now_ms),
+        in_words: InWords {
+            age: age(parked_ms, now_ms),
+            state: state(&class, asked.as_deref(), next_ms, now_ms),
+        },
         behind: count(row, "behind")?,
         class,
         asked,

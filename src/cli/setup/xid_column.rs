@@ -177,7 +177,7 @@ async fn targets(
     } else {
         let indexed = table
             .column(wanted)
-            .is_some_and(|column| column.leads_index);
+            .is_some_and(|column| column.indexed.leads_index);
         let schema = name.schema().to_owned();
         let table = name.table().to_owned();
         targets.push(IndexTarget {

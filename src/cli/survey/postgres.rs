@@ -527,7 +527,7 @@ async fn rows(
 }
 
 fn numbers_for_content(sampled: &Sampled<'_>, number: &str) -> Error {
-    let column = &sampled.outbox.payload;
+    let column = &sampled.outbox.names.payload;
     let name = sampled.name;
     let found = format!(
         "column {column} has the numbers of large objects, such as {number}: consumers get the \
@@ -547,7 +547,7 @@ async fn large_object(
     sampled: &Sampled<'_>,
     values: &[Vec<Option<String>>],
 ) -> Option<String> {
-    let place = sampled.outbox.index_of(&sampled.outbox.payload)?;
+    let place = sampled.outbox.index_of(&sampled.outbox.names.payload)?;
     let payloads = values.iter().filter_map(|row| row.get(place)?.as_deref());
     let number = payloads
         .filter(|text| text.len() <= 10)
@@ -561,7 +561,10 @@ async fn large_object(
 /// the newest, or where the newest are not found in time, of any rows.
 async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<Option<String>>>> {
     const DOING: &str = "reading rows";
-    let newest = match sampled.ordering().filter(|column| column.leads_index) {
+    let newest = match sampled
+        .ordering()
+        .filter(|column| column.indexed.leads_index)
+    {
         Some(column) => {
             let column = quote_ident(&column.name)?;
             format!("and {column} is not null order by {column} desc")

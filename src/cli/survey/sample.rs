@@ -58,7 +58,7 @@ impl Sampled<'_> {
     pub(in crate::cli) fn ordering(&self) -> Option<&catalog::Column> {
         let id = self
             .table
-            .column(&self.outbox.id)
+            .column(&self.outbox.names.id)
             .filter(|id| id.is_integer());
         id.or_else(|| ordering(&self.table.columns))
     }

@@ -47,7 +47,7 @@ impl Plan {
             Some(order) => Some(order.clone()),
             None => numbered(&outbox, table)?,
         };
-        let id = table.column(&outbox.id);
+        let id = table.column(&outbox.names.id);
         Ok(Plan {
             condition: range.condition(&outbox, name, table)?,
             columns: outbox
@@ -83,7 +83,7 @@ impl Plan {
 /// The outbox without value and headers, so that no payload is read.
 fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
     let mut outbox = outbox.clone();
-    outbox.route.value = ValueConfig::Template(Template::column(&outbox.id));
+    outbox.route.value = ValueConfig::Template(Template::column(&outbox.names.id));
     outbox.route.headers.clear();
     outbox.route.headers_from = None;
     outbox.route.position_header = None;
@@ -92,7 +92,7 @@ fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
 }
 
 fn numbered(outbox: &OutboxConfig, table: &Table) -> Result<Option<String>> {
-    let id = || table.column(&outbox.id).filter(|id| id.is_integer());
+    let id = || table.column(&outbox.names.id).filter(|id| id.is_integer());
     table
         .counters()
         .next()
@@ -217,7 +217,7 @@ pub(crate) async fn find_strays(
             .filter_map(|id| std::str::from_utf8(id).ok())
             .collect();
         let ids: Vec<&str> = texts.into_iter().filter(|id| !id.contains('\0')).collect();
-        let column = quote_ident(&plan.outbox.id)?;
+        let column = quote_ident(&plan.outbox.names.id)?;
         let table = &plan.table;
         let mut done = 0;
         for some in ids.chunks(IDS_MAX) {

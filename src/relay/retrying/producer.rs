@@ -225,11 +225,11 @@ fn route_of(
     // These columns are no part of the record, and were not kept of one that was parked before they
     // were asked for.
     let mut outbox = OutboxConfig {
-        max_attempts: None,
-        traceparent: None,
         log_columns: Vec::new(),
         ..outbox.clone()
     };
+    outbox.names.max_attempts = None;
+    outbox.names.traceparent = None;
     outbox.need_only_routed();
     let mut router = Router::new(&outbox).map_err(|error| Error::new(Kind::Bug, error))?;
     router.set_origin(&server.system_identifier, server.timeline);

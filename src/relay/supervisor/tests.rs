@@ -680,7 +680,7 @@ async fn an_event_with_max_attempts_is_tried_that_often() {
     ] {
         let mut relay = relay("stop");
         let outbox = &mut relay.config.outboxes[0];
-        outbox.max_attempts = Some("max".to_owned());
+        outbox.names.max_attempts = Some("max".to_owned());
         outbox.need_only_routed();
         let row = [PLACED.as_slice(), &[Value::Text(max.as_bytes())]].concat();
         let (came, waits) = driven(&mut relay, (UnknownTopic, At::Delivery), &row).await;

@@ -706,10 +706,8 @@ fn setup_is_named_to_create_a_missing_table_only_where_it_has_the_usual_columns(
         remedy(outbox())
             .ends_with(". `walrelay setup --slot orders --create-table` creates an empty table")
     );
-    let mapped = OutboxConfig {
-        payload: "body".to_owned(),
-        ..outbox()
-    };
+    let mut mapped = outbox();
+    mapped.names.payload = "body".to_owned();
     assert!(remedy(mapped).ends_with("as in table = '\"Outbox\"'"));
 }
 

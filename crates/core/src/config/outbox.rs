@@ -71,22 +71,8 @@ pub fn tables_of(
 pub struct OutboxConfig {
     /// The table, or the messages.
     pub source: EventSource,
-    /// Column with the event's id.
-    pub id: String,
-    /// Column that selects the topic, unless the route has a template.
-    pub aggregate_type: String,
-    /// Column with the record's key, unless the route has a template.
-    pub aggregate_id: String,
-    /// Column with the event's type.
-    pub event_type: String,
-    /// Column with the record's value.
-    pub payload: String,
-    /// Column with the greatest number of attempts for the event; without a value the general
-    /// number applies.
-    pub max_attempts: Option<String>,
-    /// Column with the event's trace context; without one, the record's header `traceparent` has
-    /// it.
-    pub traceparent: Option<String>,
+    /// The names of the columns with one meaning each.
+    pub names: Columns,
     /// Columns for log lines about an event.
     pub log_columns: Vec<String>,
     /// All needed columns. A column's index is its *place*; the id has place 0. Columns for the row
@@ -144,26 +130,31 @@ fn shown<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<S::Ok, S::Er
 
 /// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables
 /// work unchanged.
-#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
-struct Columns {
+pub struct Columns {
+    /// The event's id.
     #[default("id")]
-    id: String,
-    /// Selects the topic.
+    pub id: String,
+    /// Selects the topic, unless the route has a template.
     #[default("aggregatetype")]
-    aggregatetype: String,
+    pub aggregatetype: String,
+    /// The record's key, unless the route has a template.
     #[default("aggregateid")]
-    aggregateid: String,
+    pub aggregateid: String,
+    /// The event's type.
     #[default("type")]
-    r#type: String,
+    #[serde(rename = "type")]
+    pub event_type: String,
+    /// The record's value.
     #[default("payload")]
-    payload: String,
+    pub payload: String,
     /// The greatest number of attempts for the event. None: it is the same for all events.
     #[serde(deserialize_with = "text::optional")]
-    max_attempts: Option<String>,
+    pub max_attempts: Option<String>,
     /// The W3C trace context of the event. None: it is in the record's header `traceparent`.
     #[serde(deserialize_with = "text::optional")]
-    traceparent: Option<String>,
+    pub traceparent: Option<String>,
 }
 
 /// How to read and to maintain an outbox table. SQL is the operator's own, and used unchanged in
@@ -301,14 +292,14 @@ impl OutboxConfig {
             message_prefix,
             upkeep,
             log_columns,
-            columns,
+            columns: mut names,
         } = outbox;
         let source = message_prefix.map_or(EventSource::Table(table), EventSource::Messages);
         if !is_set("route.topic") {
-            route.topic = Template::prefixed(&route.topic_prefix, &columns.aggregatetype);
+            route.topic = Template::prefixed(&route.topic_prefix, &names.aggregatetype);
         }
         if !is_set("route.key") {
-            route.key = Some(Template::column(&columns.aggregateid));
+            route.key = Some(Template::column(&names.aggregateid));
         }
         let Format {
             value,
@@ -316,28 +307,20 @@ impl OutboxConfig {
             envelope: members,
         } = format;
         route.value = if !members.is_empty() {
-            let tombstone = (tombstone == Tombstone::NullPayload).then(|| columns.payload.clone());
+            let tombstone = (tombstone == Tombstone::NullPayload).then(|| names.payload.clone());
             ValueConfig::Envelope { members, tombstone }
         } else if is_set("format.value") {
             ValueConfig::Template(value)
         } else {
-            ValueConfig::Template(Template::column(&columns.payload))
+            ValueConfig::Template(Template::column(&names.payload))
         };
         // Every message has an LSN, and no two have the same one.
-        let has_lsn = source.table().is_none() && !is_set("outbox.columns.id");
+        if source.table().is_none() && !is_set("outbox.columns.id") {
+            MESSAGE_LSN.clone_into(&mut names.id);
+        }
         let mut outbox = OutboxConfig {
             source,
-            id: if has_lsn {
-                MESSAGE_LSN.to_owned()
-            } else {
-                columns.id
-            },
-            aggregate_type: columns.aggregatetype,
-            aggregate_id: columns.aggregateid,
-            event_type: columns.r#type,
-            payload: columns.payload,
-            max_attempts: columns.max_attempts,
-            traceparent: columns.traceparent,
+            names,
             log_columns,
             columns: Vec::new(),
             row_key: None,
@@ -356,17 +339,12 @@ impl OutboxConfig {
 
     /// Whether its columns have the names that `setup --create-table` gives them.
     pub fn has_usual_columns(&self) -> bool {
-        let columns = |of: &Self| {
-            [
-                &of.id,
-                &of.aggregate_type,
-                &of.aggregate_id,
-                &of.event_type,
-                &of.payload,
-            ]
-            .map(Clone::clone)
+        let usual = Columns {
+            max_attempts: self.names.max_attempts.clone(),
+            traceparent: self.names.traceparent.clone(),
+            ..Columns::default()
         };
-        columns(self) == columns(&Self::default())
+        self.names == usual
     }
 
     /// Adds a column to the needed ones.
@@ -431,7 +409,7 @@ impl OutboxConfig {
     /// Restricts the needed columns to those of the id and the route.
     pub fn need_only_routed(&mut self) {
         self.row_key = None;
-        self.columns = vec![self.id.clone()];
+        self.columns = vec![self.names.id.clone()];
         let route = &self.route;
         let templates = [
             Some(&route.topic),
@@ -449,8 +427,8 @@ impl OutboxConfig {
             .chain(route.partition.clone())
             .chain(route.timestamp.clone());
         let columns = columns
-            .chain(self.max_attempts.clone())
-            .chain(self.traceparent.clone());
+            .chain(self.names.max_attempts.clone())
+            .chain(self.names.traceparent.clone());
         let columns = columns.chain(self.log_columns.clone());
         for column in columns
             .chain(route.value.columns().into_iter().map(str::to_owned))
@@ -515,12 +493,18 @@ pub struct RouteConfig {
     #[default(ValueConfig::Template(Template::column("payload")))]
     #[serde(skip)]
     pub value: ValueConfig,
+    /// The topics that events may go to.
+    #[serde(skip)]
+    pub topic_names: TopicNames,
+}
+
+/// The names of topics that events may go to.
+#[derive(Debug, Clone, Default)]
+pub struct TopicNames {
     /// Topics that no event may go to: walrelay's own, for its position and for dead letters.
-    #[serde(skip)]
-    pub reserved_topics: Vec<String>,
+    pub reserved: Vec<String>,
     /// The names that the bus takes.
-    #[serde(skip)]
-    pub topic_rule: TopicRule,
+    pub rule: TopicRule,
 }
 
 /// The names of topics that a bus takes: ASCII letters, digits and some punctuation.

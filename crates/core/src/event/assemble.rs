@@ -584,6 +584,7 @@ impl BaseTypes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::outbox::Columns;
     use crate::config::{EventSource, OutboxConfig};
     use crate::decode::Value;
     use crate::error::{Error, Kind};
@@ -952,7 +953,10 @@ mod tests {
     fn several() -> Vec<OutboxConfig> {
         let named = |source, id: &str, columns: &[&str]| OutboxConfig {
             source,
-            id: id.to_owned(),
+            names: Columns {
+                id: id.to_owned(),
+                ..Columns::default()
+            },
             columns: columns.iter().map(|column| (*column).to_owned()).collect(),
             ..OutboxConfig::default()
         };

@@ -24,6 +24,7 @@ impl ContextColumns {
         let place = |column: &String| Some((column.clone(), outbox.index_of(column)?));
         ContextColumns {
             traceparent: outbox
+                .names
                 .traceparent
                 .as_deref()
                 .and_then(|column| outbox.index_of(column)),

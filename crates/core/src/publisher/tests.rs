@@ -5,7 +5,7 @@ use crate::config::DeliveryConfig;
 use crate::lanes::{Lanes, Outcome};
 use crate::ledger::Limits;
 use crate::position::{Lsn, ServerIdentity};
-use crate::stored::Stored;
+use crate::stored::{Outboxes, Stored};
 use crate::testing::{COLUMNS, Lab, outbox};
 
 /// A bus whose queue holds one record.
@@ -52,11 +52,10 @@ pub(crate) fn stored(timeline: u32, lsn: u64) -> Stored {
         relay: String::new(),
         position: Position::at(Lsn::new(lsn)),
         cluster_id: None,
-        publication_oid: 10,
-        publication_version: String::new(),
-        table_oids: Vec::new(),
-        membership_oids: Vec::new(),
-        message_prefixes: Vec::new(),
+        outboxes: Outboxes {
+            publication_oid: 10,
+            ..Outboxes::default()
+        },
         published: None,
         stream_only: Vec::new(),
         catch_up: None,

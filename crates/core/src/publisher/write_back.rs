@@ -282,6 +282,7 @@ impl RowPolicy {
             outbox: outbox.source.to_string(),
             upkeep: outbox.upkeep.clone(),
             max_attempts: outbox
+                .names
                 .max_attempts
                 .as_deref()
                 .and_then(|column| outbox.index_of(column)),

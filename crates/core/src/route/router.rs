@@ -7,7 +7,7 @@ use std::fmt::Write;
 use serde_json::Map;
 
 use super::{OwnedRecord, Record};
-use crate::config::outbox::{RouteConfig, TopicRule};
+use crate::config::outbox::{RouteConfig, TopicNames, TopicRule};
 use crate::config::text::is_own_header;
 use crate::config::{NullHeaders, OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
@@ -602,8 +602,7 @@ struct Topics {
     bound: Bound,
     /// The only column of the template, if it has one.
     selector: Option<usize>,
-    rule: TopicRule,
-    reserved: Vec<String>,
+    names: TopicNames,
     topics: Vec<String>,
     known: HashMap<Box<[u8]>, usize>,
     /// The topic that NULL makes.
@@ -612,8 +611,6 @@ struct Topics {
 
 impl Topics {
     fn new(bound: Bound, config: &RouteConfig) -> Topics {
-        let reserved = config.reserved_topics.clone();
-        let rule = config.topic_rule;
         let mut places = bound.places();
         let selector = places
             .next()
@@ -622,8 +619,7 @@ impl Topics {
         Topics {
             bound,
             selector,
-            rule,
-            reserved,
+            names: config.topic_names.clone(),
             topics: Vec::new(),
             known: HashMap::new(),
             of_null: None,
@@ -647,8 +643,8 @@ impl Topics {
     /// Adds `topic`, made of `made_of`, if the bus allows it.
     #[cold]
     fn learn(&mut self, made_of: Option<&[u8]>, topic: &[u8]) -> Result<usize, TopicProblem> {
-        let topic = checked(topic, self.rule)?;
-        if self.reserved.iter().any(|reserved| reserved == topic) {
+        let topic = checked(topic, self.names.rule)?;
+        if self.names.reserved.iter().any(|own| own == topic) {
             return Err(TopicProblem::Reserved);
         }
         if self.topics.len() >= TOPICS_MAX {
@@ -715,9 +711,12 @@ mod tests {
 
     impl Routes {
         fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
-            let reserved_topics = vec!["outbox.event.state".to_owned()];
+            let topic_names = TopicNames {
+                reserved: vec!["outbox.event.state".to_owned()],
+                ..TopicNames::default()
+            };
             let route = RouteConfig {
-                reserved_topics,
+                topic_names,
                 ..RouteConfig::default()
             };
             let mut outbox = OutboxConfig {

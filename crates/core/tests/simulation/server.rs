@@ -11,6 +11,7 @@ use walrelay_core::ledger::trail::Pair;
 use walrelay_core::position::{Lsn, ServerIdentity, TimelineSwitch};
 use walrelay_core::snapshot::Snapshot;
 use walrelay_core::start::SlotNow;
+use walrelay_core::stored::Outboxes;
 use walrelay_core::stream_record::Versioned;
 
 use crate::pgoutput;
@@ -618,17 +619,19 @@ impl Server {
         SlotNow {
             name: "simulated".to_owned(),
             confirmed_flush: Some(self.confirmed).filter(is_there).unwrap_or_default(),
-            publication_oid: 1,
-            publication_version: self.publication_version(),
+            outboxes: Outboxes {
+                publication_oid: 1,
+                publication_version: self.publication_version(),
+                table_oids: vec![TABLE_OID],
+                membership_oids: Vec::new(),
+                message_prefixes: has_messages
+                    .then(|| PREFIX.to_owned())
+                    .into_iter()
+                    .collect(),
+            },
             is_being_altered: self
                 .pair(self.seen())
                 .may_differ_from(&self.publication_version()),
-            table_oids: vec![TABLE_OID],
-            membership_oids: Vec::new(),
-            message_prefixes: has_messages
-                .then(|| PREFIX.to_owned())
-                .into_iter()
-                .collect(),
             cluster_id: None,
             bus: "the model",
             bus_address: "none",

@@ -664,7 +664,7 @@ impl World {
             let is_confirmed = self.server.confirmed >= last;
             let version = self.server.seen().publication_version;
             let is_read = self.stored.catch_up.is_none();
-            let is_known = is_read && self.stored.publication_version == version;
+            let is_known = is_read && self.stored.outboxes.publication_version == version;
             let is_caught_up = self.server.is_caught_up() && is_confirmed && is_known;
             if settled && is_caught_up && !has_parked && self.pending().next().is_none() {
                 return;
