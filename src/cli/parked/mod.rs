@@ -9,16 +9,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::cli::config::{AGE_MAX, Common, duration};
 use crate::cli::output::{
-    Consent, Grid, Outcome, Output, cell, labelled, note, or_dash, print_report, table, width,
+    Consent, Grid, Outcome, Output, age, cell, labelled, note, or_dash, print_report, table, time,
+    width,
 };
 use crate::cli::sql::Times;
 use walrelay_core::config::unit::exact_duration;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::parked::CLASSES;
+use walrelay_core::parked::{BEHIND, CLASSES};
 use walrelay_core::printable::counted;
 
 const SHOWN_MAX: usize = 20;
@@ -266,31 +267,35 @@ impl Filters {
 const ERROR_CHARS_MAX: usize = 1_000;
 const CELL_CHARS: usize = 40;
 
-/// A parked event. The fields are the keys of `--json`; the words are for people.
+/// A parked event. The fields are the keys of `--json`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Event {
     pub(crate) row_id: String,
     pub(crate) outbox: String,
     pub(crate) key: Option<String>,
     pub(crate) topic: Option<String>,
-    pub(crate) stored_at: Option<String>,
+    pub(crate) stored_at: Moment,
     pub(crate) class: String,
     pub(crate) error: Option<String>,
     pub(crate) attempts: i32,
-    pub(crate) next_try_at: Option<String>,
+    pub(crate) next_try_at: Option<Moment>,
     pub(crate) asked: Option<String>,
-    #[serde(skip)]
-    pub(crate) in_words: InWords,
     pub(crate) behind: u64,
     #[serde(flatten)]
     pub(crate) details: Option<Details>,
 }
 
-/// How long ago it was parked, and when it is tried again.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct InWords {
-    pub(crate) age: String,
-    pub(crate) state: String,
+/// A time, and when it was read, in milliseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Moment {
+    pub(crate) ms: i64,
+    pub(crate) now_ms: i64,
+}
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        time(self.ms).serialize(to)
+    }
 }
 
 /// What `show` tells more.
@@ -315,13 +320,24 @@ pub(crate) struct Column {
 }
 
 impl Event {
+    /// The next attempt.
+    fn state(&self) -> String {
+        match (&self.asked, self.next_try_at) {
+            (Some(asked), _) => format!("{asked} requested"),
+            (None, _) if self.class == BEHIND => "behind".to_owned(),
+            (None, None) => "on request".to_owned(),
+            (None, Some(Moment { ms, now_ms })) if ms <= now_ms => "now".to_owned(),
+            (None, Some(Moment { ms, now_ms })) => format!("in {}", age(now_ms, ms)),
+        }
+    }
+
     /// The columns of a list, the most important first: a terminal cuts the others.
     fn cells(&self) -> [(&'static str, Option<String>); 10] {
         [
-            ("age", Some(self.in_words.age.clone())),
+            ("age", Some(age(self.stored_at.ms, self.stored_at.now_ms))),
             ("class", Some(self.class.clone())),
             ("row id", Some(self.row_id.clone())),
-            ("state", Some(self.in_words.state.clone())),
+            ("state", Some(self.state())),
             ("behind it", Some(self.behind.to_string())),
             ("attempts", Some(self.attempts.to_string())),
             ("key", self.key.clone()),
@@ -353,7 +369,7 @@ impl Details {
                     event.behind
                 )),
             ),
-            ("stored", event.stored_at.clone()),
+            ("stored", time(event.stored_at.ms)),
             (
                 "position",
                 Some(format!("{commit_lsn}, index {index}, from the {via}")),
@@ -589,16 +605,19 @@ mod tests {
         );
     }
 
-    fn parked(row_id: &str, class: &str, behind: u64, state: &str) -> Event {
+    fn at(ms: i64) -> Moment {
+        Moment {
+            ms,
+            now_ms: NOON_MS,
+        }
+    }
+
+    fn parked(row_id: &str, class: &str, behind: u64) -> Event {
         Event {
             row_id: row_id.to_owned(),
             outbox: "public.outbox".to_owned(),
-            stored_at: crate::cli::output::time(NOON_MS - 5_000),
+            stored_at: at(NOON_MS - 5_000),
             class: class.to_owned(),
-            in_words: InWords {
-                age: "5s".to_owned(),
-                state: state.to_owned(),
-            },
             behind,
             ..Event::default()
         }
@@ -610,12 +629,13 @@ mod tests {
             key: Some("order-17".to_owned()),
             error: error("it is too large"),
             attempts: 1,
-            ..parked("7", "too-large", 1_203, "on request")
+            ..parked("7", "too-large", 1_203)
         };
         let refused = Event {
             error: error("topic a\u{1b} refuses"),
             attempts: 3,
-            ..parked("8", "refused", 0, "in 4s")
+            next_try_at: Some(at(NOON_MS + 4_000)),
+            ..parked("8", "refused", 0)
         };
         let classes = [
             ("behind".to_owned(), 1_203),
@@ -638,6 +658,33 @@ mod tests {
     }
 
     #[test]
+    fn the_state_of_a_parked_event_names_its_next_attempt() {
+        let next = |class: &str, asked: Option<&str>, next_ms: Option<i64>| {
+            let next_try_at = next_ms.map(|ms| Moment {
+                ms,
+                now_ms: 100_000,
+            });
+            Event {
+                class: class.to_owned(),
+                asked: asked.map(str::to_owned),
+                next_try_at,
+                ..Event::default()
+            }
+            .state()
+        };
+        assert_eq!(next("refused", None, Some(104_000)), "in 4s");
+        assert_eq!(next("refused", None, Some(400_000)), "in 5m");
+        assert_eq!(next("refused", None, Some(99_000)), "now");
+        assert_eq!(next("too-large", None, None), "on request");
+        assert_eq!(next("behind", None, None), "behind");
+        assert_eq!(next("behind", Some("drop"), None), "drop requested");
+        assert_eq!(
+            next("refused", Some("retry"), Some(104_000)),
+            "retry requested"
+        );
+    }
+
+    #[test]
     fn the_list_has_a_line_for_each_aggregate_and_counts_all_events() {
         insta::assert_snapshot!(found().text(None), @r"
         age  class      row id  state       behind it  attempts  key       outbox         error
@@ -651,7 +698,7 @@ mod tests {
         let refused = json!({"row_id": "8", "outbox": "public.outbox",
             "stored_at": "2026-03-01T11:59:55.000Z", "class": "refused", "behind": 0, "key": null,
             "error": "topic a\u{1b} refuses", "attempts": 3, "topic": null,
-            "next_try_at": null, "asked": null});
+            "next_try_at": "2026-03-01T12:00:04.000Z", "asked": null});
         assert_eq!(
             (&json["events"][1], &json["matched"]),
             (&refused, &json!(1_205))

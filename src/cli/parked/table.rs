@@ -8,11 +8,11 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{
-    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, InWords,
-    ListArgs, SHOWN_MAX, ShowArgs, UNCHANGED,
+    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, ListArgs,
+    Moment, SHOWN_MAX, ShowArgs, UNCHANGED,
 };
 use crate::cli::config;
-use crate::cli::output::{Outcome, age, cut, note, print_report, time};
+use crate::cli::output::{Outcome, cut, note, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, column};
 use crate::postgres::query::QueryError;
@@ -265,29 +265,22 @@ impl Table<'_> {
 }
 
 fn event(row: &Row) -> Result<Event> {
-    let next_ms: Option<i64> = column(row, "next_ms")?;
-    let now_ms: i64 = column(row, "now_ms")?;
-    let parked_ms: i64 = column(row, "parked_ms")?;
-    let class: String = column(row, "class")?;
-    let asked: Option<String> = column(row, "asked")?;
+    let now_ms = column(row, "now_ms")?;
+    let moment = |ms| Moment { ms, now_ms };
     Ok(Event {
         row_id: head(column(row, "row_id")?, NAME_CHARS_MAX),
         outbox: head(column::<&str>(row, "outbox")?.as_bytes(), NAME_CHARS_MAX),
         key: column::<Option<&[u8]>>(row, "key")?.map(|key| head(key, NAME_CHARS_MAX)),
         topic: column::<Option<&str>>(row, "topic")?
             .map(|topic| head(topic.as_bytes(), NAME_CHARS_MAX)),
-        stored_at: time(parked_ms),
+        stored_at: moment(column(row, "parked_ms")?),
         error: column::<Option<&str>>(row, "error")?
             .map(|error| head(error.as_bytes(), ERROR_CHARS_MAX)),
         attempts: column(row, "attempts")?,
-        next_try_at: next_ms.and_then(time),
-        in_words: InWords {
-            age: age(parked_ms, now_ms),
-            state: state(&class, asked.as_deref(), next_ms, now_ms),
-        },
+        next_try_at: column::<Option<i64>>(row, "next_ms")?.map(moment),
         behind: count(row, "behind")?,
-        class,
-        asked,
+        class: column(row, "class")?,
+        asked: column(row, "asked")?,
         details: None,
     })
 }
@@ -297,17 +290,6 @@ fn head(bytes: &[u8], chars: usize) -> String {
         .get(..chars.saturating_add(1).saturating_mul(4))
         .unwrap_or(bytes);
     cut(&String::from_utf8_lossy(head), chars)
-}
-
-/// The next attempt.
-fn state(class: &str, asked: Option<&str>, next_ms: Option<i64>, now_ms: i64) -> String {
-    match (asked, next_ms) {
-        (Some(asked), _) => format!("{asked} requested"),
-        (None, _) if class == BEHIND => "behind".to_owned(),
-        (None, None) => "on request".to_owned(),
-        (None, Some(next_ms)) if next_ms <= now_ms => "now".to_owned(),
-        (None, Some(next_ms)) => format!("in {}", age(now_ms, next_ms)),
-    }
 }
 
 /// The event with all that is known.
@@ -555,21 +537,6 @@ mod tests {
             plan(Change::Drop, 3).result(None),
             "drop requested for 2 events; 1 event was delivered meanwhile, or a drop was \
              requested; no relay has slot s now: the next one carries this out"
-        );
-    }
-
-    #[test]
-    fn the_state_of_a_parked_event_names_its_next_attempt() {
-        let next = |class, asked, next_ms| state(class, asked, next_ms, 100_000);
-        assert_eq!(next("refused", None, Some(104_000)), "in 4s");
-        assert_eq!(next("refused", None, Some(400_000)), "in 5m");
-        assert_eq!(next("refused", None, Some(99_000)), "now");
-        assert_eq!(next("too-large", None, None), "on request");
-        assert_eq!(next("behind", None, None), "behind");
-        assert_eq!(next("behind", Some("drop"), None), "drop requested");
-        assert_eq!(
-            next("refused", Some("retry"), Some(104_000)),
-            "retry requested"
         );
     }
 
