@@ -236,7 +236,7 @@ impl Checked {
 
 /// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not
 /// known": this major version of the server does not have the value, or the role may not see it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Report {
     slot: String,
     #[serde(default)]
@@ -264,7 +264,7 @@ struct Report {
 }
 
 /// How the slot was made.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Made {
     /// `logical`, or the wrong kind; none: there is no slot of this name.
     kind: Option<String>,
@@ -273,7 +273,7 @@ struct Made {
     database: Option<String>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Sessions {
     /// Whether a client streams from the slot.
     active: bool,
@@ -292,7 +292,7 @@ struct Sessions {
 }
 
 /// What the relay itself says. `null` where it cannot be asked.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Asked {
     /// As `/readyz` says.
     ready: Option<bool>,
@@ -311,7 +311,7 @@ struct Asked {
 }
 
 /// The slot's place in the WAL, and the WAL that the server keeps for the slot.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Wal {
     confirmed_lsn: Option<Lsn>,
     /// The start of the retained WAL: the start of the oldest transaction that is not confirmed.
@@ -339,7 +339,7 @@ struct Wal {
 }
 
 /// Whether the server keeps the WAL that the slot needs.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Loss {
     /// `reserved`, `extended`, `unreserved` or `lost`.
     wal_status: Option<String>,

@@ -177,6 +177,12 @@ impl Layer {
         self.given.get(path)
     }
 
+    /// Whether the key has a value that is not empty.
+    pub(super) fn has(&self, path: &str) -> bool {
+        let given = self.get(path);
+        given.is_some_and(|given| !given.text.expose().is_empty())
+    }
+
     /// The values of a table whose keys may have any name.
     pub(super) fn below(&self, table: &str) -> BTreeMap<String, Given> {
         let name = |path: &str| Some(path.strip_prefix(table)?.strip_prefix('.')?.to_owned());

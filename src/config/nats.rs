@@ -21,17 +21,13 @@ pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
         "write HOST:PORT, nats://HOST:PORT or tls://HOST:PORT, with commas between; user and \
          password have keys of their own",
     )?;
-    let has = |path: &str| {
-        let given = layer.get(path);
-        given.is_some_and(|given| !given.text.expose().is_empty())
-    };
     let logins = [
         "nats.credentials_file",
         "nats.nkey_file",
         "nats.user",
         "nats.token",
     ];
-    let logins: Vec<&str> = logins.into_iter().filter(|path| has(path)).collect();
+    let logins: Vec<&str> = logins.into_iter().filter(|path| layer.has(path)).collect();
     if let [one, other, ..] = logins.as_slice() {
         let cause = format!("is set, and {other}, too");
         let remedy = "remove one of the two: a client logs in once";
@@ -40,14 +36,14 @@ pub(super) fn nats(layer: &Layer) -> Result<NatsConfig> {
     for path in ["nats.password", "nats.password_file"] {
         let remedy = "set nats.user";
         layer.refuse_if(
-            has(path) && nats.user.is_empty(),
+            layer.has(path) && nats.user.is_empty(),
             path,
             "is set, and no user",
             remedy,
         )?;
     }
     layer.refuse_if(
-        has("nats.password") && has("nats.password_file"),
+        layer.has("nats.password") && layer.has("nats.password_file"),
         "nats.password",
         "is set, and nats.password_file, too",
         "remove one of the two",

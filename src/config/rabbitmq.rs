@@ -32,19 +32,15 @@ pub(super) fn rabbitmq(layer: &Layer) -> Result<RabbitmqConfig> {
             "write the name that the server has",
         )?;
     }
-    let has = |path: &str| {
-        let given = layer.get(path);
-        given.is_some_and(|given| !given.text.expose().is_empty())
-    };
-    let has_password = has("rabbitmq.password") || has("rabbitmq.password_file");
+    let has_password = layer.has("rabbitmq.password") || layer.has("rabbitmq.password_file");
     layer.refuse_if(
-        has("rabbitmq.password") && has("rabbitmq.password_file"),
+        layer.has("rabbitmq.password") && layer.has("rabbitmq.password_file"),
         "rabbitmq.password",
         "is set, and rabbitmq.password_file, too",
         "remove one of the two",
     )?;
     layer.refuse_if(
-        has("rabbitmq.user") && !has_password,
+        layer.has("rabbitmq.user") && !has_password,
         "rabbitmq.user",
         "is set, and no password",
         "set rabbitmq.password_file, or WALRELAY_RABBITMQ_PASSWORD",

@@ -8,10 +8,6 @@ use walrelay_core::error::Result;
 /// The checked table.
 pub(super) fn smtp(layer: &Layer) -> Result<SmtpConfig> {
     let smtp = layer.model.smtp.clone();
-    let has = |path: &str| {
-        let given = layer.get(path);
-        given.is_some_and(|given| !given.text.expose().is_empty())
-    };
     layer.refuse_if(
         !smtp.host.is_empty() && !is_host(&smtp.host),
         "smtp.host",
@@ -25,17 +21,17 @@ pub(super) fn smtp(layer: &Layer) -> Result<SmtpConfig> {
         "write the full name of this machine, or leave it out",
     )?;
     for path in ["smtp.password", "smtp.password_file"] {
-        let is_alone = has(path) && smtp.user.is_empty();
+        let is_alone = layer.has(path) && smtp.user.is_empty();
         layer.refuse_if(is_alone, path, "is set, and no user", "set smtp.user")?;
     }
     layer.refuse_if(
-        has("smtp.password") && has("smtp.password_file"),
+        layer.has("smtp.password") && layer.has("smtp.password_file"),
         "smtp.password",
         "is set, and smtp.password_file, too",
         "remove one of the two",
     )?;
     layer.refuse_if(
-        !smtp.user.is_empty() && !has("smtp.password") && !has("smtp.password_file"),
+        !smtp.user.is_empty() && !layer.has("smtp.password") && !layer.has("smtp.password_file"),
         "smtp.user",
         "is set, and no password",
         "set smtp.password_file, or the variable WALRELAY_SMTP_PASSWORD",

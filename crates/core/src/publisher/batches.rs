@@ -44,7 +44,7 @@ impl fmt::Debug for Batches {
 }
 
 /// A batch. Times are in microseconds since the Unix epoch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Batch {
     /// When its first event was enqueued.
     pub began_us: i64,
@@ -71,7 +71,7 @@ pub struct Batch {
 }
 
 /// Traces of events, without repetition.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Links {
     /// Those that are kept.
     pub traces: Vec<TraceContext>,
@@ -91,7 +91,7 @@ impl Links {
 }
 
 /// Failed deliveries.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Failures {
     /// Their number.
     pub count: u64,
