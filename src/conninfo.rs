@@ -144,7 +144,7 @@ pub struct ConnInfo {
     pub(crate) primary_only: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub host: Host,
     /// Part of the file's name for a Unix socket.
@@ -203,7 +203,7 @@ pub(crate) enum RootCert {
 }
 
 /// TLS as configured; files are read when a connection is made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct TlsSettings {
     pub mode: SslMode,
     pub root: Option<RootCert>,
@@ -213,7 +213,7 @@ pub(crate) struct TlsSettings {
     pub tls13_only: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Keepalive {
     pub enabled: bool,
     /// Silence before the first probe.

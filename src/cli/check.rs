@@ -364,7 +364,7 @@ struct Outbox {
     found: Found,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct RowId {
     /// Empty if the id is NULL.
     id: String,
@@ -405,7 +405,7 @@ impl Found {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Shown {
     topic: String,
     key: Option<Text>,
@@ -421,7 +421,7 @@ struct Shown {
     body: Option<Text>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Header {
     name: String,
     value: Option<Text>,
@@ -431,7 +431,7 @@ struct Header {
 }
 
 /// Bytes as text where they are UTF-8, else as hexadecimal digits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Text {
     Text(String),

@@ -61,7 +61,7 @@ pub(crate) struct CleanupArgs {
 }
 
 /// The deletions of a table, or those of a dry run. The fields are the keys of `--json`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 struct Report {
     table: String,
     /// The basis for "published": `pending`, `xid` or `xmin`.

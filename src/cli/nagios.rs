@@ -27,7 +27,7 @@ pub(super) fn figure(
     value.map(|value| format!("{name}={value}{unit};{limit};;0"))
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(super) struct Check {
     pub state: State,
     pub text: String,

@@ -167,7 +167,7 @@ async fn stopped(wanted: impl Future<Output = ()>, slot: String, limit: Duration
 }
 
 /// The fields are the keys of `--json`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 struct Report {
     slot: String,
     /// Events of transactions that end after this LSN are counted. None of a table.
@@ -188,7 +188,7 @@ struct Report {
     notes: Vec<String>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 struct Group {
     #[serde(flatten)]
     key: GroupKey,
@@ -208,7 +208,7 @@ struct GroupKey {
     topic: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Shown {
     id: String,
     #[serde(flatten)]

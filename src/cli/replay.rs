@@ -189,7 +189,7 @@ fn configured(args: &ReplayArgs) -> Result<Config> {
     Ok(config)
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Report {
     dry_run: bool,
     #[serde(flatten)]

@@ -88,7 +88,7 @@ pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> 
 }
 
 /// A range of times; both ends may be open.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Range {
     /// The first time, in the text form of Postgres.
     pub since: Option<String>,

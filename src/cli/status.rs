@@ -71,7 +71,7 @@ pub(crate) struct StatusArgs {
 }
 
 /// The limits above which the caller calls the slot unhealthy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 struct Limits {
     /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
     #[arg(long, value_name = "BYTES", value_parser = parsed_bytes)]

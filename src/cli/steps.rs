@@ -18,7 +18,7 @@ pub(crate) enum How {
     Watched,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Step {
     /// The operation, in words that follow "while".
     #[serde(rename = "step")]
@@ -44,7 +44,7 @@ impl Step {
 }
 
 /// The fields are the keys of `--json`. After an error, the steps before it are done.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Plan {
     pub dry_run: bool,
     /// Statements in their order: table, column, publication, slot, each if it is missing.

@@ -20,7 +20,7 @@ use walrelay_core::secret::Secret;
 
 const SET: &str = "set";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Origin {
     Flag(&'static str),
     Variable(String),
@@ -49,7 +49,7 @@ impl Origin {
 }
 
 /// A value and its origin. The text may be a password, so `Debug` does not show it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Given {
     pub text: Secret,
     pub origin: Origin,

@@ -7,7 +7,7 @@ use walrelay_core::config::outbox::TopicRule;
 use walrelay_core::error::Remedy;
 
 /// What a bus can do beside taking records in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Capabilities {
     /// Records and the position behind them can be committed together.
     pub transactions: bool,
@@ -24,7 +24,7 @@ pub struct Capabilities {
 }
 
 /// How texts name a bus.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Bus {
     /// The name.
     pub name: &'static str,
@@ -48,7 +48,7 @@ pub struct Bus {
 }
 
 /// See [`Bus::endpoint`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Endpoint {
     /// The key.
     pub key: &'static str,

@@ -10,7 +10,7 @@ use walrelay_core::config::{OutboxConfig, tables_of};
 use walrelay_core::error::Result;
 
 /// No index serves `outbox.pending`: each search for pending rows reads the whole table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct MissingIndex {
     pub text: String,
     /// SQL for psql.

@@ -34,7 +34,7 @@ const BEGINNING: &str = "beginning to read the outbox table";
 const SNAPSHOT_GONE: [&str; 3] = ["22023", "42704", "55000"];
 
 /// The start of a read transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Began {
     /// The transaction's snapshot.
     pub snapshot: Snapshot,
@@ -419,7 +419,7 @@ async fn facts_of(
 
 /// Rows whose transaction column has a transaction that this server did not have yet: they are of
 /// another server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct RestoredRows {
     pub(crate) cause: String,
     /// The statement that marks those of now as published.

@@ -13,7 +13,7 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::snapshot::Snapshot;
 
 /// The facts of an outbox table that reading its rows needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct TableFacts {
     /// The table's OID.
     pub oid: u32,
@@ -50,7 +50,7 @@ fn comparable(column: &Column) -> Result<String> {
 }
 
 /// The order of rows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Order {
     /// One SQL expression.
     pub sql: String,
@@ -151,7 +151,7 @@ pub(crate) const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes 
 const FIRST_NORMAL_XID: u32 = 3;
 
 /// Rows to read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Selection<'a> {
     /// The choice of rows.
     pub which: Which<'a>,

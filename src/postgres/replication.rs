@@ -49,7 +49,7 @@ pub(crate) struct WalSession<S = Transport> {
     messages: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct SystemIdentity {
     /// Assigned by initdb; every physical copy has the same one.
     pub system_identifier: String,
@@ -57,7 +57,7 @@ pub(crate) struct SystemIdentity {
     pub xlogpos: Lsn,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct NewSlot {
     /// The beginning of the slot, which has no earlier commit.
     pub consistent_point: Lsn,

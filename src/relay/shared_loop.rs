@@ -65,7 +65,7 @@ pub(super) struct Process<'a> {
 }
 
 /// What the stream did since the last report. A loop without a stream reports the default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Streamed {
     /// The confirmed LSN moved.
     pub(super) confirmed: bool,

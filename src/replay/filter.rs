@@ -14,7 +14,7 @@ use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Error, Kind, Result};
 
 /// The conditions on rows. A row has to match all of them; an empty one matches every row.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct RowFilter {
     pub ids: Vec<String>,
     pub aggregates: Vec<String>,

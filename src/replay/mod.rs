@@ -92,7 +92,7 @@ pub(crate) struct Replay<'c> {
     notes: Vec<String>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Survey {
     pub rows: u64,
     pub unroutable: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Survey {
     pub unroutable_rows: Vec<Unroutable>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct FoundRows {
     pub outbox: String,
     pub rows: u64,
@@ -115,7 +115,7 @@ pub(crate) struct FoundRows {
     pub topics: BTreeMap<String, u64>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Unroutable {
     pub outbox: String,
     pub id: String,
@@ -157,7 +157,7 @@ fn orderless(table: &str, count: u64) -> Error {
     ))
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct ReplayProgress {
     #[serde(skip)]
     pub taken: u64,
@@ -167,7 +167,7 @@ pub(crate) struct ReplayProgress {
     pub up_to: Option<UpTo>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct UpTo {
     pub outbox: String,
     pub id: String,

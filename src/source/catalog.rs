@@ -50,7 +50,7 @@ struct OfTable {
 }
 
 /// A publication and one outbox table.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Catalog {
     pub publication: Option<Publication>,
     /// The present name of the publication with the OID that was seen before.
@@ -69,7 +69,7 @@ pub(crate) struct Catalog {
 
 /// A row of `pg_publication`
 /// (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Publication {
     pub oid: u32,
     /// Changes with every `ALTER PUBLICATION` of options, owner or name.
@@ -166,7 +166,7 @@ pub(crate) struct PublishedColumn {
 }
 
 /// One way in which a relation is in the publication.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Member {
     /// 0 for the outbox itself, 1 and up for the partitioned tables above it.
     pub level: u32,

@@ -68,7 +68,7 @@ fn pending_sql(number: usize, outbox: &OutboxConfig) -> Result<Option<String>> {
 }
 
 /// The present state of slot and WAL, never to be confirmed.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct WalPosition {
     /// The end of the flushed WAL, or of the replayed WAL on a standby.
     pub wal_end: Lsn,
@@ -79,7 +79,7 @@ pub(crate) struct WalPosition {
 }
 
 /// The oldest open transaction.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct OldTransaction {
     /// None for a prepared transaction.
     pub pid: Option<i32>,

@@ -27,7 +27,7 @@ const CLASS: i32 = 0x7772_6c79;
 const PATIENCE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(20);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum Hold {
     /// By relays that stream or wait for the slot.
     Shared,

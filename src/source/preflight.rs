@@ -117,7 +117,7 @@ fn pooled() -> Error {
     )
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Facts {
     pub server: Server,
     /// Where the role may read it.
@@ -266,7 +266,7 @@ pub(crate) struct StandbySlots {
 
 /// A row of `pg_replication_slots`
 /// (<https://www.postgresql.org/docs/current/view-pg-replication-slots.html>).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Slot {
     /// None for physical slots.
     pub plugin: Option<String>,
@@ -345,7 +345,7 @@ struct SlotAnswer {
 }
 
 /// A warning: a relay goes on, and logs the text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Warning {
     pub text: String,
     pub remedy: Option<String>,
@@ -396,7 +396,7 @@ fn noted(texts: Vec<String>) -> Vec<Warning> {
     texts.into_iter().map(Warning::note).collect()
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Finding {
     /// The name of the check, as `walrelay doctor` prints it. Several findings may have one name
     /// and subject.

@@ -76,7 +76,7 @@ pub(crate) struct Notice {
     pub routine: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Status {
     pub received: Lsn,
     /// Everything below is acked, and the position is stored (P1).

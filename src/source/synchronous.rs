@@ -11,7 +11,7 @@ use walrelay_core::config::SlotName;
 use walrelay_core::error::{Error, Kind};
 
 /// What the server says of synchronous replication, with the slot of a relay.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Synchronous {
     /// `synchronous_standby_names`.
     pub names: String,

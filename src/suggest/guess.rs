@@ -8,7 +8,7 @@ use crate::postgres::quote::quote_literal;
 use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::name::quoted;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct ColumnUse {
     pub column: String,
     #[serde(rename = "type")]
@@ -48,7 +48,7 @@ impl Role {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Guess<'t> {
     pub(super) role: Role,
     pub(super) column: &'t Column,
@@ -57,7 +57,7 @@ pub(super) struct Guess<'t> {
     pub(super) remarks: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Missing {
     Id,
     Payload,
@@ -467,7 +467,7 @@ impl<'t> Guesses<'t> {
 const DONE: &str = "published processed sent dispatched delivered relayed handled completed";
 const STATUS: &str = "status state";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Marked {
     pub(super) columns: String,
     /// True for rows that were not published.

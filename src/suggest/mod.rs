@@ -22,7 +22,7 @@ use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::template::Template;
 
 /// Facts beside the columns: settings, and the judgement of `setup` on the table.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
     /// A connection string without a password.
     pub database_url: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) struct Known {
 }
 
 /// A file, and the use of each column.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Suggestion {
     pub toml: String,
     pub columns: Vec<ColumnUse>,

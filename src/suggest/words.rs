@@ -100,7 +100,7 @@ pub(super) fn has(list: &str, name: &str) -> bool {
     list.split(' ').any(|known| known == name)
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Name {
     words: Vec<String>,
     whole: String,

@@ -11,7 +11,7 @@ const KEPT_MAX: usize = 8;
 /// Longer texts are cut.
 const TEXT_CHARS_MAX: usize = 1_000;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Failure {
     kind: Kind,
     topic: Option<String>,

@@ -221,7 +221,7 @@ pub struct SlotState {
 }
 
 /// Rows of an outbox that are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum RowState {
     /// They satisfy `outbox.pending`.
     Unpublished,

@@ -48,7 +48,7 @@ pub struct Sweeper {
     time_type: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Swept {
     /// Old and published rows that no other session had locked.
     pub found: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Swept {
 }
 
 /// Rows that are older than the retention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Counted {
     pub(crate) published: u64,
     /// Rows that are not known to be published. They stay, whatever their age.
@@ -386,7 +386,7 @@ const PARTITIONS: &str = include_str!("../../sql/upkeep/partitions.sql");
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A partition whose every row is older than the retention.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Partition {
     /// The quoted name.
     pub name: String,
@@ -728,7 +728,7 @@ fn unknown(table: &TableName) -> Error {
 
 const SERVER: &str = include_str!("../../sql/upkeep/server.sql");
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 struct Here {
     may_read_control: bool,
     #[serde(skip)]

@@ -487,7 +487,7 @@ fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Left {
     outbox: String,
     /// The template of their keys; none if it was not kept.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Outbox {
     pub name: String,
     pub is_ordered: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivered<'a> {
     pub partition: i32,
     pub offset: i64,
@@ -325,7 +325,7 @@ fn short(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Counts {
     pub rows: u64,
     pub records: u64,
@@ -367,7 +367,7 @@ impl Counts {
 
 /// The rows of one outbox for one topic. Records without a compared row count for the first outbox
 /// of the topic.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Flow {
     pub outbox: String,
     pub topic: String,
@@ -377,7 +377,7 @@ pub(crate) struct Flow {
 }
 
 /// A row or record of the findings, without its payload.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Example {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outbox: Option<String>,
@@ -420,7 +420,7 @@ impl Example {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Findings {
     /// One flow for each pair of outbox and topic, in the order of their first rows.
     pub flows: Vec<Flow>,

@@ -29,7 +29,7 @@ pub(super) fn help() -> String {
     GROUP_HELP.to_owned() + CHANGE_EXIT_CODES + "\nEach command's own --help has more."
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {
     Retry,

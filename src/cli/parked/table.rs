@@ -418,7 +418,7 @@ impl Request {
 }
 
 /// The parked events of a slot: two keys of `status --json`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct ParkedCount {
     /// None if there is no such table, or the role may not read it.
     #[serde(rename = "parked_events")]

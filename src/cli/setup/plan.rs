@@ -44,7 +44,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub facts: Facts,
     /// The free capacity of the server. The same for all outboxes, but for the schema.
@@ -52,7 +52,7 @@ pub(crate) struct Found {
     pub outboxes: Vec<OutboxTable>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Capacity {
     free_slots: i64,
     free_senders: i64,
@@ -62,7 +62,7 @@ pub(crate) struct Capacity {
     pub may_create_in_schema: Option<bool>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct OutboxTable {
     pub table: Option<Table>,
     /// Whether the role may create tables in its schema; none if the schema does not exist.

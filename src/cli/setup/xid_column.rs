@@ -22,7 +22,7 @@ const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
 /// Postgres cuts longer identifiers.
 const NAME_BYTES_MAX: usize = 63;
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 struct IndexTarget {
     schema: String,
     table: String,
@@ -40,7 +40,7 @@ struct IndexTarget {
     broken: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Above {
     schema: String,
     table: String,

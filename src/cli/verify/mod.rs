@@ -209,7 +209,7 @@ async fn plans(
     Ok(plans)
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Report {
     /// Whether every row has its record, and none is out of order. Duplicates do not count.
     sound: bool,

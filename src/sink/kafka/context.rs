@@ -66,7 +66,7 @@ impl Reports {
 }
 
 /// How far the life of a producer has come. No state is ever left for an earlier one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Life {
     Running,
     /// A record was not delivered, or a transaction is not known to be committed: nothing behind it

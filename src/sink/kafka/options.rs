@@ -85,7 +85,7 @@ const CONNECTION_PREFIXES: &[&str] = &[
 ];
 
 /// Who a transactional producer is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Transactional {
     /// `transactional.id`: the same for all relays of a slot, and for these only.
     pub id: String,

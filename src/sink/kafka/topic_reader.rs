@@ -125,7 +125,7 @@ pub(crate) struct Layout {
 }
 
 /// Which records a reader sees, and where a partition ends for that reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum Isolation {
     /// Those before the first transaction that is open.
     ReadCommitted,

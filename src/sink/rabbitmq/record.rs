@@ -127,7 +127,7 @@ pub(super) fn check_size(message: &Message, frame_bytes_max: usize) -> Result<()
 }
 
 /// The properties of AMQP that a header sets. The header stays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum Property {
     Id,
     Type,

@@ -84,7 +84,7 @@ fn value_of(sample: &str, label: &str) -> Option<String> {
     Some(rest.get(..end)?.replace("\\\"", "\""))
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     /// Of [`DRAWN`]; none where nothing was known.
     pub(super) highest: [Option<f64>; 3],
