@@ -431,9 +431,13 @@ async fn done(command: &Command, typed: &[Flag]) -> Outcome {
 }
 
 /// The configuration of `run`. Sets up what logs and errors need of it, and logs where it is from.
-fn configured(settings: &Settings, args: &RunArgs, typed: &[Flag]) -> Result<Config> {
+fn configured(
+    settings: &Settings,
+    file: &FileArgs,
+    args: &RunArgs,
+    typed: &[Flag],
+) -> Result<Config> {
     let config = config::config(settings, args.adopt_slot)?;
-    let file = &args.settings.source.relay.common.file;
     Given {
         flags: flags_for_remedies(file, &config, typed),
         takes,
@@ -475,7 +479,7 @@ fn flags_for_remedies(file: &FileArgs, config: &Config, typed: &[Flag]) -> Vec<F
 async fn run(args: &RunArgs, typed: &[Flag]) -> Outcome {
     let file = &args.settings.source.relay.common.file;
     let settings = config::settings(&flags(&args.settings), file)?;
-    let config = configured(&settings, args, typed)?;
+    let config = configured(&settings, file, args, typed)?;
     let keys = settings.model();
     let stop = on_signals()?;
     let mut telemetry = Telemetry::new(config.sink.kind.bus(), keys.http.ready_within);

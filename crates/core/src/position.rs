@@ -184,7 +184,7 @@ impl fmt::Display for Position {
 }
 
 /// A server, and the history of its WAL that it is on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {
     /// `system_identifier`: given at initdb, kept by every physical copy.
     pub system_identifier: String,

@@ -190,33 +190,19 @@ fn known(found: Found<'_>) -> Option<Published> {
 
 /// The position to store for this server, slot and publication, with the progress that is stored.
 pub fn stored_now(found: Found<'_>) -> Stored {
-    let Found { stored, server, .. } = found;
     let slot = found.slot.clone();
+    let before = found.stored.cloned().unwrap_or_default();
+    let known_version = &before.outboxes.publication_version;
     let mut outboxes = slot.outboxes;
-    if let Some(Stored {
-        outboxes: before, ..
-    }) = stored
-        && before.publication_oid == outboxes.publication_oid
-        && !before.publication_version.is_empty()
-    {
-        outboxes
-            .publication_version
-            .clone_from(&before.publication_version);
+    if before.outboxes.publication_oid == outboxes.publication_oid && !known_version.is_empty() {
+        outboxes.publication_version.clone_from(known_version);
     }
     Stored {
-        server: server.clone(),
+        server: found.server.clone(),
         slot: slot.name,
-        relay: stored
-            .map(|stored| stored.relay.clone())
-            .unwrap_or_default(),
-        position: stored.map(|stored| stored.position).unwrap_or_default(),
         outboxes,
-        cluster_id: slot.cluster_id.or_else(|| stored?.cluster_id.clone()),
-        published: stored.and_then(|stored| stored.published.clone()),
-        stream_only: stored
-            .map(|stored| stored.stream_only.clone())
-            .unwrap_or_default(),
-        catch_up: stored.and_then(|stored| stored.catch_up.clone()),
+        cluster_id: slot.cluster_id.or(before.cluster_id),
+        ..before
     }
 }
 
@@ -284,7 +270,7 @@ fn compare(stored: &Stored, found: Found<'_>) -> Comparison {
         .extend(other_server.into_iter().chain(other_slot));
     if is_comparable {
         comparison.of_log(stored, found);
-        comparison.of_outboxes(stored, slot);
+        comparison.of_outboxes(&slot.name, &stored.outboxes, &slot.outboxes);
     }
     comparison
 }
@@ -309,13 +295,11 @@ fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
 
 /// Why events that are messages would be given up, if they would: no outbox takes their prefix any
 /// more.
-fn dropped_prefix(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
-    let name = &slot.name;
-    let prefix = stored
-        .outboxes
+fn dropped_prefix(name: &str, before: &Outboxes, now: &Outboxes) -> Option<Mismatch> {
+    let prefix = before
         .message_prefixes
         .iter()
-        .find(|prefix| !slot.outboxes.message_prefixes.contains(prefix))?;
+        .find(|prefix| !now.message_prefixes.contains(prefix))?;
     Some(Mismatch {
         cause: format!(
             "messages with prefix {prefix:?} were events of slot {name}, and no outbox of the \
@@ -443,8 +427,7 @@ impl Comparison {
         }
     }
 
-    fn of_outboxes(&mut self, stored: &Stored, slot: &SlotNow) {
-        let name = &slot.name;
+    fn of_outboxes(&mut self, name: &str, before: &Outboxes, now: &Outboxes) {
         let recreated = |what: &str, stored: u32, now: u32| {
             format!(
                 "the {what} of slot {name} is another one than before: it was dropped and created \
@@ -458,8 +441,6 @@ impl Comparison {
             risk: NOT_COVERED,
             is_in_the_table,
         };
-        let before = &stored.outboxes;
-        let now = &slot.outboxes;
         let same_publication = before.publication_oid == now.publication_oid;
         if !same_publication {
             let cause = recreated("publication", before.publication_oid, now.publication_oid);
@@ -493,7 +474,7 @@ impl Comparison {
             );
             self.mismatches.push(changed(cause, true));
         }
-        self.mismatches.extend(dropped_prefix(stored, slot));
+        self.mismatches.extend(dropped_prefix(name, before, now));
         let more_messages = now
             .message_prefixes
             .iter()

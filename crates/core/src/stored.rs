@@ -9,7 +9,7 @@ use crate::snapshot::Snapshot;
 
 /// The stored value: a position, and the server, slot, tables and cluster of the bus that it
 /// belongs to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     /// The server whose log the position is in.
     #[serde(flatten)]
