@@ -717,7 +717,7 @@ mod tests {
         assert_eq!(stores(&mut read, now), TableStep::MakeSlot);
         let catch_up = read.stored.catch_up.clone().unwrap();
         assert_eq!(catch_up, CatchUp::new(Rows::Unpublished, None));
-        assert_eq!(read.stored.publication_version, "2");
+        assert_eq!(read.stored.outboxes.publication_version, "2");
         read.slot_made(Lsn::new(70), snapshot("12:12:"));
         let step = stores(&mut read, now);
         assert_eq!(step, TableStep::CatchUp(snapshot("12:12:")));
