@@ -480,10 +480,12 @@ async fn run(args: &RunArgs, typed: &[Flag]) -> Outcome {
     let file = &args.settings.source.relay.common.file;
     let settings = config::settings(&flags(&args.settings), file)?;
     let config = configured(&settings, file, args, typed)?;
-    let keys = settings.model();
+    let http = settings.model().http.clone();
+    // They have secrets of the environment.
+    drop(settings);
     let stop = on_signals()?;
-    let mut telemetry = Telemetry::new(config.sink.kind.bus(), keys.http.ready_within);
-    let pages = match keys.http.listen {
+    let mut telemetry = Telemetry::new(config.sink.kind.bus(), http.ready_within);
+    let pages = match http.listen {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };

@@ -459,7 +459,7 @@ impl Relay {
         report_counts(&self.telemetry, pipeline.publisher.counts, before);
         if !drained? {
             let what = match limit.is_zero() {
-                true => "another relay was at work; reading the table without its last acks",
+                true => "another relay was at work; reading the table without the last acks",
                 false => "acks do not come; reading the table without them",
             };
             return Err(Error::new(Kind::BusUnreachable, what));
@@ -478,7 +478,7 @@ impl Relay {
         let mut waited_for: Option<Holder> = None;
         let waiting = async {
             // Some other reason than a holder must not make it spin.
-            tokio::time::sleep(StandBy::wait(fastrand::f64())).await;
+            tokio::time::sleep(StandBy::wait(0.0)).await;
             let name = format!("walrelay/{}/stand-by", source.slot);
             let sql = SqlSession::connect(&source.database, &name).await?;
             none_left_behind(sql.client(), &self.config).await?;

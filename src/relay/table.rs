@@ -43,10 +43,9 @@ use walrelay_core::published_versions::PollScan;
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::readiness::{Side, ToDo};
-use walrelay_core::recovery::{RecoveryPlan, TableStart, TableTask};
+use walrelay_core::recovery::{RecoveryPlan, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
-use walrelay_core::stored::Stored;
 use walrelay_core::table_read::{Poll, TableRead, TableStep};
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
@@ -110,7 +109,7 @@ pub(super) async fn run(
     let is_asked = matches!(start.task, TableTask::Again(_));
     // Another process may have read the table since.
     found.remembers_from = None;
-    log_task(&start, &facts, config);
+    let is_first = start.stored.position == Position::default();
     let delivered = delivered.into_iter().collect();
     let read = TableRead::new(publisher, start, delivered, found, CHECKPOINT_ROWS);
     let mut reading = TableLoop::new(read, store, marker, &control, process);
@@ -126,7 +125,7 @@ pub(super) async fn run(
         telemetry,
         stop,
     };
-    let done = Box::pin(watchdog.throughout(work.run())).await;
+    let done = Box::pin(watchdog.throughout(work.run(is_first))).await;
     Box::pin(work.finish(done, quarantine)).await
 }
 
@@ -253,14 +252,20 @@ impl Work<'_> {
         (None, begun, done)
     }
 
-    /// Does one step of [`TableRead::next`] after another.
-    async fn run(&mut self) -> Result<Ended> {
+    /// Does one step of [`TableRead::next`] after another. `is_first`: no slot was streamed before.
+    async fn run(&mut self, is_first: bool) -> Result<Ended> {
+        let mut is_told = false;
         let mut looks = Looks::new();
         // Whether the reader has the slot's own snapshot.
         let mut is_made = false;
         loop {
             let now = self.reading.now();
-            let ended = match self.reading.read.next(now)? {
+            let step = self.reading.read.next(now)?;
+            if step != TableStep::WriteBack && !std::mem::replace(&mut is_told, true) {
+                let task = &self.reading.read.task;
+                log_task(task, is_first, &self.facts, self.config);
+            }
+            let ended = match step {
                 TableStep::WriteBack => self.reading.write_left().await?,
                 TableStep::Store => self.reading.save().await.map(|()| None)?,
                 TableStep::Finish(until) => self.finish_begun(&until).await?,
@@ -660,20 +665,19 @@ impl Work<'_> {
 }
 
 /// Says what the session does at the table.
-fn log_task(start: &TableStart, facts: &Facts, config: &Config) {
-    match &start.task {
-        TableTask::MakeSlot(plan) => log_plan(plan, &start.stored, facts, config),
+fn log_task(task: &TableTask, is_first: bool, facts: &Facts, config: &Config) {
+    match task {
+        TableTask::MakeSlot(plan) => log_plan(plan, is_first, facts, config),
         TableTask::Poll(why) => log_poll(why, facts, config),
         TableTask::GoOn | TableTask::Again(_) => {}
     }
 }
 
-fn log_plan(plan: &RecoveryPlan, stored: &Stored, facts: &Facts, config: &Config) {
+fn log_plan(plan: &RecoveryPlan, is_first: bool, facts: &Facts, config: &Config) {
     let slot = &config.source.slot;
     let cause = &plan.cause;
     let rows = description(&plan.rows);
     // The first one, or one behind a poller: nothing went wrong.
-    let is_first = stored.position == Position::default();
     let making = if is_first && facts.slot.is_none() {
         "making"
     } else {

@@ -151,7 +151,8 @@ pub struct TableRead<S: Sink> {
     pub stored: Stored,
     /// What of it the store has; none before the first store of the session.
     pub kept: Option<Stored>,
-    task: TableTask,
+    /// What the session is for.
+    pub task: TableTask,
     /// What follows, once what was done before is stored.
     step: TableStep,
     /// Rows that are published, whatever else is known.

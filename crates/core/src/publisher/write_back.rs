@@ -38,8 +38,7 @@ struct Due {
     committed_at_us: i64,
 }
 
-/// The write-backs of delivered events, in the order of the events. One batch is written at a time:
-/// events to park, and behind them marks.
+/// The write-backs of delivered events, in the order of the events. One batch is written at a time.
 #[derive(Debug, Default)]
 pub struct WriteBacks {
     parks: VecDeque<Due>,
@@ -156,13 +155,24 @@ impl WriteBacks {
         if self.is_in_progress() || self.refused || self.is_empty() {
             return None;
         }
-        self.parks_in_progress = self.parks.len().min(max);
-        let parks_alone = self.parks_alone();
-        self.marks_in_progress = if parks_alone {
-            0
-        } else {
-            self.marks.len().min(max - self.parks_in_progress)
-        };
+        let parks_alone = self.commits_wait();
+        for _ in 0..max {
+            let park = self.parks.get(self.parks_in_progress);
+            let mark = self
+                .marks
+                .get(self.marks_in_progress)
+                .filter(|_| !parks_alone);
+            // A row that is not marked may come again: not behind an event that was after it.
+            let is_mark = match (park, mark) {
+                (Some(park), Some(mark)) => mark.before.order_key() <= park.before.order_key(),
+                _ => mark.is_some(),
+            };
+            match is_mark {
+                true => self.marks_in_progress += 1,
+                false if park.is_some() => self.parks_in_progress += 1,
+                false => break,
+            }
+        }
         let mut batch = Batch::default();
         let parks = self.parks.iter().take(self.parks_in_progress);
         for Due {
