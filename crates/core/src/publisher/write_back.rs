@@ -476,6 +476,17 @@ mod tests {
         );
     }
 
+    /// P2: its row may come again otherwise, behind the parked one.
+    #[test]
+    fn a_row_is_marked_before_an_event_behind_it_is_parked() {
+        let mut dues = acked_and_parked();
+        let first = dues.begin(1).unwrap();
+        assert_eq!((first.acked.len(), first.parked.len()), (1, 0));
+        assert_eq!(dues.finish(), [1, 0, 0]);
+        let second = dues.begin(1).unwrap();
+        assert_eq!((second.acked.len(), second.parked.len()), (0, 1));
+    }
+
     #[test]
     fn while_commits_wait_an_event_is_parked_before_a_row_of_its_transaction_has_to_be_seen() {
         let mut dues = acked_and_parked();

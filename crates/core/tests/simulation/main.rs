@@ -173,6 +173,8 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         Path::CommitsWait,
         Path::StreamLeft,
         Path::StoppedWell,
+        Path::LookFailed,
+        Path::IdleAbandoned,
     ];
     // A slot that may be lost wants a table that has each event.
     let faults = |seed: u64| {
@@ -265,11 +267,12 @@ fn lost_connections_and_crashed_servers_cause_no_duplicates() {
     let faults = [
         Fault::Disconnect,
         Fault::ServerCrash,
+        Fault::CatalogUnread,
         Fault::SlotActive,
         Fault::SlotLost,
     ];
     let plan = |seed: u64| {
-        let kinds = if seed.is_multiple_of(2) { 2 } else { 4 };
+        let kinds = if seed.is_multiple_of(2) { 3 } else { 5 };
         (GAPLESS, Faults::of(&faults[..kinds]))
     };
     explore_without_duplicates("server faults", plan);
@@ -643,7 +646,8 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         | Fault::SlotActive
         | Fault::Stop
         | Fault::Synchronous
-        | Fault::Unroutable => true,
+        | Fault::Unroutable
+        | Fault::CatalogUnread => true,
     };
     let is_promised = match promise {
         Promise::P13 => parks,

@@ -46,10 +46,12 @@ pub(super) enum Fault {
     Stop,
     /// Somebody sets a row to pending again.
     Requeued,
+    /// The catalogs cannot be read for a while: looks at them fail.
+    CatalogUnread,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 19] = [
+    pub(super) const ALL: [Fault; 20] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -69,6 +71,7 @@ impl Fault {
         Fault::Synchronous,
         Fault::Stop,
         Fault::Requeued,
+        Fault::CatalogUnread,
     ];
 
     /// Those after which the table is read.
@@ -424,6 +427,9 @@ pub(super) enum Path {
     StoppedAtTable,
     /// Rows that were set to pending again were published again.
     RequeuedRead,
+    /// The catalogs could not be read; an idle position was not stored for that.
+    LookFailed,
+    IdleAbandoned,
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

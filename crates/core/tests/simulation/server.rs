@@ -95,6 +95,8 @@ pub(super) struct Server {
     held_until: Duration,
     /// Until when the relays may not replicate.
     forbidden_until: Duration,
+    /// Until when the catalogs cannot be read.
+    unread_until: Duration,
     /// Until when commits wait for the relay that streams.
     synchronous_until: Duration,
     now: Duration,
@@ -205,6 +207,7 @@ impl Server {
             away_until: Duration::ZERO,
             held_until: Duration::ZERO,
             forbidden_until: Duration::ZERO,
+            unread_until: Duration::ZERO,
             synchronous_until: Duration::ZERO,
             now: Duration::ZERO,
             moved_at: Duration::ZERO,
@@ -567,13 +570,14 @@ impl Server {
         now < self.held_until || self.is_taken()
     }
 
-    /// It takes connections, nobody else has the slot, relays may replicate, and no transaction
-    /// runs for ever.
+    /// It takes connections, nobody else has the slot, relays may replicate, the catalogs can be
+    /// read, and no transaction runs for ever.
     pub(super) fn mend(&mut self, random: &mut fastrand::Rng) {
         self.restart(random);
         self.away_until = Duration::ZERO;
         self.held_until = Duration::ZERO;
         self.forbidden_until = Duration::ZERO;
+        self.unread_until = Duration::ZERO;
     }
 
     /// The relays lose the right to replicate. A stream goes on.
@@ -583,6 +587,16 @@ impl Server {
 
     pub(super) fn forbids(&self, now: Duration) -> bool {
         now < self.forbidden_until
+    }
+
+    /// Somebody has a lock on the catalogs. A stream goes on.
+    pub(super) fn lock_catalogs(&mut self, until: Duration) {
+        self.unread_until = until;
+    }
+
+    /// Whether a look at the catalogs fails.
+    pub(super) fn hides_catalogs(&self, now: Duration) -> bool {
+        now < self.unread_until
     }
 
     /// The slot is dropped, and perhaps somebody makes another.

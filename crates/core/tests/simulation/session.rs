@@ -170,6 +170,7 @@ impl World {
         if self.server.is_away(self.now) {
             return Err(Error::new(Kind::PostgresUnreachable, "the model is away"));
         }
+        self.look_at_catalogs()?;
         if self.relay.pipeline.is_none() && self.broker.lock().unwrap().down {
             return Err(Error::new(Kind::BusUnreachable, "the model is down"));
         }

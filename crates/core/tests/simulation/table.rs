@@ -132,7 +132,7 @@ impl World {
                 let lsn = reading.read.stored.position.end_lsn;
                 self.begin_scan(until, lsn);
             }
-            TableStep::BeginPoll => self.begin_poll(),
+            TableStep::BeginPoll => self.begin_poll()?,
             TableStep::Poll(poll) => {
                 self.reached.count(Path::Polled, 1);
                 let begun = reading.read.stored.begun_until();
@@ -145,15 +145,17 @@ impl World {
     }
 
     /// A poll begins, unless a slot can take over.
-    fn begin_poll(&mut self) {
+    fn begin_poll(&mut self) -> Result<(), Error> {
+        self.look_at_catalogs()?;
         let read = &mut self.relay.reading.as_mut().unwrap().read;
         if read.kept.is_some() && !self.server.forbids(self.now) && self.random.bool() {
             self.reached.count(Path::HandedOver, 1);
             read.hand_over();
-            return;
+            return Ok(());
         }
         let end = self.server.end();
         read.begin_poll(&self.server.snapshot(), end, end, self.now);
+        Ok(())
     }
 
     fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {

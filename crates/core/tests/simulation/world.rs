@@ -332,9 +332,10 @@ impl World {
         self.check_promises();
     }
 
-    /// How often the relay met each fault of the bus and of events, and a slot over its limit.
-    fn that_were_met(&self) -> [(Fault, u64); 5] {
-        let dropped = self.reached.paths.get(&Path::SlotDropped).copied();
+    /// How often the relay met each fault of the bus and of events, a slot over its limit, and
+    /// catalogs that it could not read.
+    fn that_were_met(&self) -> [(Fault, u64); 6] {
+        let times = |path| self.reached.paths.get(&path).copied().unwrap_or_default();
         let broker = self.broker.lock().unwrap();
         let refused = broker.refused_alone + broker.batches_refused + broker.refused.len() as u64;
         [
@@ -342,7 +343,8 @@ impl World {
             (Fault::Unroutable, broker.topics_lacked),
             (Fault::Refusal, refused),
             (Fault::BrokerDown, broker.held_up),
-            (Fault::OverBudget, dropped.unwrap_or_default()),
+            (Fault::OverBudget, times(Path::SlotDropped)),
+            (Fault::CatalogUnread, times(Path::LookFailed)),
         ]
     }
 
@@ -429,6 +431,7 @@ impl World {
             Fault::Synchronous,
             Fault::Stop,
             Fault::Requeued,
+            Fault::CatalogUnread,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -458,6 +461,11 @@ impl World {
                 let forbidden = Duration::from_millis(self.random.u64(0..10_000));
                 self.server.forbid(self.now + forbidden);
                 ("may not replicate", chosen)
+            }
+            Some(Fault::CatalogUnread) => {
+                let locked = Duration::from_millis(self.random.u64(0..10_000));
+                self.server.lock_catalogs(self.now + locked);
+                ("catalogs locked", None)
             }
             Some(Fault::SlotLost) => {
                 let is_made_again = self.random.bool();
@@ -773,11 +781,27 @@ impl World {
         self.relay.storing = Some(stored);
     }
 
-    /// A pair is taken, or the catalogs are looked at.
+    /// The catalogs cannot be read, if so.
+    pub(super) fn look_at_catalogs(&mut self) -> Result<(), Error> {
+        if !self.server.hides_catalogs(self.now) {
+            return Ok(());
+        }
+        self.reached.count(Path::LookFailed, 1);
+        let what = "the catalogs of the model are locked";
+        Err(Error::new(Kind::PostgresUnreachable, what))
+    }
+
+    /// A pair is taken, or the catalogs are looked at. What fails of it ends the session.
     fn ask(&mut self) {
         if !self.server.is_connected() {
             return;
         }
+        if let Err(error) = self.try_to_ask() {
+            self.interrupted(error);
+        }
+    }
+
+    fn try_to_ask(&mut self) -> Result<(), Error> {
         let pipeline = self.relay.pipeline.as_mut().unwrap();
         let open = self.relay.process.open.as_mut().unwrap();
         let record = &mut open.record;
@@ -789,11 +813,24 @@ impl World {
                 PairUse::Nothing => {}
             }
         } else if record.wants_pair(&pipeline.trail) {
+            self.look_at_catalogs()?;
+            let open = self.relay.process.open.as_mut().unwrap();
             open.snapshot = Some(self.server.seen());
         }
+        let open = self.relay.process.open.as_mut().unwrap();
         let idle = open.idle.take();
         let looks = std::mem::take(&mut open.looks) || idle.is_some();
         if looks || self.random.u8(0..16) == 0 {
+            if let Err(error) = self.look_at_catalogs() {
+                let pipeline = self.relay.pipeline.as_mut().unwrap();
+                if idle.is_some() {
+                    pipeline.confirm.abandoned();
+                    self.reached.count(Path::IdleAbandoned, 1);
+                }
+                return Err(error);
+            }
+            let open = self.relay.process.open.as_mut().unwrap();
+            let record = &mut open.record;
             let version = self.server.seen().publication_version;
             if version != record.publication_version() && !record.reads_table() {
                 record.altered(version, self.server.take_xid());
@@ -801,7 +838,7 @@ impl World {
             }
         }
         let Some(position) = idle else {
-            return;
+            return Ok(());
         };
         // Where events came meanwhile, they are committed with a position behind them.
         let pipeline = self.relay.pipeline.as_mut().unwrap();
@@ -810,6 +847,7 @@ impl World {
         } else {
             self.begin_store(position);
         }
+        Ok(())
     }
 
     /// A relay that is at work is told to stop: it takes in no more, waits for acks for a while,
