@@ -7,7 +7,7 @@ use tokio::io::{AsyncWriteExt as _, Stdout};
 use tokio::time::timeout;
 
 use crate::cli::config::{self, SourceSettings};
-use crate::cli::output::{Failure, Outcome, warn};
+use crate::cli::output::{Failure, Outcome, note, warn};
 use crate::cli::peek::{Peek, Route, Subject, value};
 use crate::config::layers::Settings;
 use crate::relay::polls_because;
@@ -68,7 +68,7 @@ consumes nothing and does not ask the bus for topics. Without --follow it prints
 pending counts, and no other session may have the slot. With --follow it needs no slot and no \
 relay: it creates a temporary slot, which ends with the command. The server keeps WAL for that \
 slot only while the command runs. The command ends if its reader stands still for five minutes. \
-The start waits for the end of running transactions. The role needs the rights of run, and \
+The start waits for the end of running transactions, and standard error says when it follows. The role needs the rights of run, and \
 --follow one of max_replication_slots.
 
 Exit codes:
@@ -108,7 +108,12 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
 async fn begin(args: &TailArgs, settings: &Settings) -> Result<Peek> {
     let subject = Subject::look(settings, "tail").await?;
     if args.follow {
-        return Box::pin(Peek::from_now(subject)).await;
+        let slot = subject.source.slot.clone();
+        let peek = Box::pin(Peek::from_now(subject)).await?;
+        note(format_args!(
+            "following the outboxes of slot {slot}: what commits from now on is printed"
+        ));
+        return Ok(peek);
     }
     if let Some(why) = polls_because(&subject.source, &subject.facts) {
         return Err(no_slot(&subject.source.slot, &why));

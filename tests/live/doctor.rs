@@ -583,6 +583,13 @@ fn each_statement_of_doctor_mends_what_it_is_printed_for() {
             "warning",
             "has the numbers of large objects",
         ),
+        (
+            "alter table outbox drop constraint outbox_pkey; \
+             alter table outbox alter column id drop not null",
+            "table",
+            "warning",
+            "column \"id\" may be NULL",
+        ),
     ] {
         sql.run(&breaks.replace("$p", &publication));
         let fix = Checks::of(&doctor).has(check, state, found, "");

@@ -330,6 +330,8 @@ fn a_tail_follows_beside_a_relay_that_loses_nothing() {
         printed.len() >= 40
     });
     assert_eq!(ids(&printed), written(&sql, "aggregateid <> 'before'"));
+    let told = "following the outboxes of slot";
+    assert_eq!(tail.log().matches(told).count(), 1, "{}", tail.log());
     // The slot of the tail does not keep WAL.
     let goal = world.flushed();
     let confirmed = "select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint from \

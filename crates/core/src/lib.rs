@@ -23,11 +23,14 @@
 //! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`]; on a bus that answers for each record [`lanes`]; in Kafka `src/sink/kafka/` (`options.rs`, `partitions.rs`) | simulation `nothing_is_lost_or_reordered`, `lanes_keep_the_order` | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 84, 85, 121, 122 |
 //! | P1, P2 after the turn of another relay | [`turn`], [`left`], [`stored`], [`ledger::trail`]; the id is stored by `src/relay/store.rs` | simulation `a_relay_that_takes_over` | 33, 71 to 75, 87 |
 //! | P3 nothing skipped | [`decode`], [`event`]; [`publisher::judge`], [`publisher::quarantine`], [`parked`] | simulation `events_that_are_refused` | 23, 37, 44, 48, 49, 90, 91, 93, 103, 104 |
-//! | P4 memory, P5 back-pressure | `Publisher::intake_closed` ([`publisher`]), [`ledger`]; status updates `src/source/feedback.rs` | `ledger::tests::events_in_flight_are_bounded`, `live::pressure` | 24, 25 |
-//! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives; [`ledger::confirm`] | `ledger::confirm::tests` | 26 |
-//! | P7 shutdown, P8 silence, P10 stopping | `src/relay/` (`stop.rs`, `drain.rs`, `replication.rs`), `src/source/` (`preflight.rs`, `watch.rs`); an altered publication [`stream_record`], [`start`], [`recovery`] | `live::shutdown`, `live::stopping`, `stream_record::tests` | 27 to 31, 51, 96, 97, 108 to 113, 116, 123 |
-//! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | `readiness::tests`, the simulation | 36, 52, 67, 69, 106, 107 |
-//! | P11 hostile input | each parser here; [`printable`], [`secret`] | `fuzzed_…` | 32 |
+//! | P4 memory | `Publisher::intake_closed` ([`publisher`]), [`ledger`] | `ledger::tests::events_in_flight_are_bounded` | 24 |
+//! | P5 back-pressure | `src/source/feedback.rs`, `src/relay/replication.rs` | `live::pressure` | 25 |
+//! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives; [`ledger::confirm`] | `ledger::confirm::tests`, `World::settle` of the simulation | 26 |
+//! | P7 shutdown | `src/source/control.rs`, `src/relay/replication.rs` | `live::shutdown` | 27 |
+//! | P8 silence | `src/source/` (`preflight.rs`, `watch.rs`, `stream.rs`); an altered publication [`stream_record`], [`start`], [`recovery`] | `stream_record::tests`, simulation `what_an_altered_publication` | 28 to 30, 96, 97, 108 to 113, 116, 123 |
+//! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | `readiness::tests`, simulation `nothing_is_lost_or_reordered` | 36, 52, 67, 69, 106, 107 |
+//! | P10 stopping | `src/relay/` (`stop.rs`, `drain.rs`, `shared_loop.rs`) | `live::stopping` | 31, 51 |
+//! | P11 hostile input | each parser here; [`printable`], [`secret`] | `fuzzed_…`; `conninfo::tests` of the program | 32 |
 //! | P12 the table | what is read [`recovery`], [`catch_up`], [`published_versions`]; what is stored before what [`table_read`]; [`ledger::trail`]; the lease `src/source/lease.rs`, queries `src/poll/` | simulation `what_no_slot_sends` | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |
 //! | P13 upkeep | [`publisher::write_back`], [`parked`], [`table_read`]; refused writes [`sessions`]; commits that wait for the relay [`publisher`] (`held_commits.rs`); SQL `src/upkeep/` | simulation `parked_events_keep`, `rows_that_are_set_to_pending` | 42, 68, 88, 98 to 100, 114, 118 |
 //! | P14 once | [`publisher::transaction`], [`left`], [`table_read`]; the fence `src/relay/session.rs` | simulation `committed_together` | 45, 47, 86, 89, 92, 102, 119 |

@@ -12,7 +12,7 @@ use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::ClockDifference;
 use crate::cli::status::{self, NO_RELAY};
 use crate::config::{Config, SourceConfig};
-use crate::poll::{RestoredRows, missing_index, restored_rows, table_facts};
+use crate::poll::{RestoredRows, TableFacts, missing_index, restored_rows, table_facts};
 use crate::postgres::fault;
 use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
@@ -417,6 +417,7 @@ async fn recovery(
         Ok(facts) => facts,
         Err(error) => return survey.wrong(CHECK, &outbox.source, &error),
     };
+    id_may_be_null(survey, outbox, &facts);
     let restored = async {
         session.run("bounding the search", LIMIT).await?;
         restored_rows(session, &facts).await
@@ -464,6 +465,22 @@ async fn recovery(
             &outbox.source,
             "rows can be read in their order, and tell what was published",
         ),
+    }
+}
+
+fn id_may_be_null(survey: &mut Survey, outbox: &OutboxConfig, facts: &TableFacts) {
+    if let Some(id) = facts.key.first().filter(|id| !id.not_null)
+        && let Ok(column) = quote_ident(&id.name)
+    {
+        let found = format!(
+            "column {} may be NULL, and such a row stops the relay",
+            quoted(&id.name)
+        );
+        let fix = format!(
+            "alter table {} alter column {column} set not null",
+            facts.name
+        );
+        survey.warning("table", &outbox.source, found, Some(fix.into()));
     }
 }
 
