@@ -646,7 +646,7 @@ impl Outbox {
         };
         lines.push(("used", listed(&self.columns_used)));
         if self.table.is_some() {
-            lines.push(("not used", listed(&self.columns_not_used)));
+            lines.push(("not sent", listed(&self.columns_not_used)));
         }
         let Found {
             row,
@@ -777,7 +777,7 @@ mod tests {
           fix        analyze
         table        public.outbox
         used         id, aggregatetype, aggregateid, payload
-        not used     type
+        not sent     type
         row          "7", the newest by id, goes to
           topic      orders
           key        o-1

@@ -211,7 +211,7 @@ fn explanation(
     let mut columns = Grid::headed("column, type, used for, why");
     for of in &suggestion.columns {
         let used_for = if of.used_for.is_empty() {
-            "not used".to_owned()
+            "not sent".to_owned()
         } else {
             of.used_for.join(", ")
         };
@@ -339,7 +339,7 @@ mod tests {
         column     type                   used for     why
         id         uuid                   event id     the primary key
         tenant_id  character varying(50)  key, header  by its name
-        status     text                   not used     what a dispatcher notes down
+        status     text                   not sent     what a dispatcher notes down
 
         Save the output as walrelay.toml, set kafka.brokers, correct the guesses, then:
           walrelay setup --config walrelay.toml         publication and slot; the table stays unchanged

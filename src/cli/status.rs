@@ -423,6 +423,7 @@ impl Report {
         let is_at_work = self.relay.active || self.relay.table_reader_pid.is_some();
         let answer = match http {
             Some(addr) => ask_relay(addr, slot, is_at_work).await,
+            None if !is_at_work => Err("no relay is at work".to_owned()),
             None => Err(
                 "this command knows no http.listen (or WALRELAY_HTTP), so the relay cannot be \
                      asked"

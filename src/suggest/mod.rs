@@ -205,7 +205,7 @@ fn not_used(draft: &mut Draft, uses: &[ColumnUse]) {
             .iter()
             .map(|(why, names)| format!("{} ({why})", names.join(", ")))
             .collect::<Vec<_>>();
-        draft.note("outbox.table", &format!("Not used: {}.", text.join("; ")));
+        draft.note("outbox.table", &format!("Not sent: {}.", text.join("; ")));
     }
 }
 

@@ -358,7 +358,7 @@ fn what_a_table_notes_down_is_offered_and_not_set() {
         suggestion.toml.contains(
             r##"
 table = "public.outbox"
-# Not used: status, published_at (what a dispatcher notes down).
+# Not sent: status, published_at (what a dispatcher notes down).
 # No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which
 # polling needs: should the slot be lost, exactly what was not published is read from the table.
 # status: text, not null; published_at: timestamptz. Where these say what was published, and nobody

@@ -44,7 +44,7 @@ fn config_check_accepts_an_empty_table_before_setup() {
         said.contains("row          none: the table is empty\n"),
         "{said}"
     );
-    assert!(said.contains("not used     type\n"), "{said}");
+    assert!(said.contains("not sent     type\n"), "{said}");
     // The command can be pasted.
     let slot = &seen.world.name;
     let creates = format!(" --slot {slot}` creates it");

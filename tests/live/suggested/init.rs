@@ -407,7 +407,7 @@ fn config_init_lists_the_columns_and_overwrites_no_file() {
         "{told}"
     );
     assert!(
-        told.contains("status   text   not used  what a dispatcher notes down"),
+        told.contains("status   text   not sent  what a dispatcher notes down"),
         "{told}"
     );
     assert!(
