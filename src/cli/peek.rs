@@ -18,7 +18,7 @@ use crate::config::layers::Settings;
 use crate::config::{Config, SourceConfig};
 use crate::postgres::replication::{SystemIdentity, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::slot_now;
+use crate::relay::{rules, slot_now};
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
 use crate::state;
@@ -100,11 +100,6 @@ impl Subject {
         let (Some(stored), Ok(config)) = (stored, &self.relay) else {
             return Ok(Position::at(confirmed));
         };
-        if stored.catch_up.is_some() {
-            notes.push(
-                "a relay first reads rows of the table, and these are not included".to_owned(),
-            );
-        }
         let found = Found {
             stored: Some(stored),
             server: &ServerIdentity {
@@ -115,6 +110,11 @@ impl Subject {
             wal_end: server.xlogpos,
             history: &wal.timeline_history(server.timeline).await?,
         };
+        if rules(config).needs_table(found) {
+            notes.push(
+                "a relay first reads rows of the table, and these are not included".to_owned(),
+            );
+        }
         let start = reconcile(found, false).unwrap_or_else(|error| Start {
             position: Position::at(confirmed),
             published: None,

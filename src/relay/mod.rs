@@ -45,7 +45,7 @@ mod table;
 mod table_loop;
 
 pub(crate) use self::producer::setup_of;
-pub(crate) use self::recovery::can_be_read;
+pub(crate) use self::recovery::{can_be_read, rules};
 pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};
 pub(crate) use self::shared_loop::RETRY_INTERVAL;
 use self::stop::{Stop, StopSignal};

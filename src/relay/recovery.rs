@@ -16,7 +16,7 @@ use walrelay_core::sessions::TableReason;
 use walrelay_core::start::Found;
 
 /// The part of the configuration that decides.
-pub(super) fn rules(config: &Config) -> Rules<'_> {
+pub(crate) fn rules(config: &Config) -> Rules<'_> {
     Rules {
         slot: &config.source.slot,
         on_loss: config.source.on_loss,

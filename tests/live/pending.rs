@@ -461,3 +461,26 @@ fn a_tail_does_not_delay_a_fast_shutdown_of_postgres() {
     postgres.stop_fast(LIMIT);
     assert_eq!(tail.wait_exit(EXIT), Some(10), "{}", tail.log());
 }
+
+/// P12: a slot that was made again lacks what a relay then reads from the table.
+#[test]
+fn pending_tells_that_rows_of_the_table_come_first_where_the_slot_was_made_again() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    let mut relay = world.relay();
+    world.emit(&sql, "a");
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    world.emit(&sql, "a");
+    world.drop_slot();
+    let name = &world.name;
+    let make = format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')");
+    sql.run(&make);
+    let found = report(&pending(&world));
+    let notes = found["notes"].to_string();
+    assert!(
+        found["events"] == 0 && notes.contains("a relay first reads rows of the table"),
+        "{found}"
+    );
+}
