@@ -369,8 +369,8 @@ mod tests {
         steps
     }
 
-    /// The slot was lost, and the relay reads the rows behind it.
-    fn read(last: Progress) -> Vec<Step> {
+    /// The slot is lost, and the relay begins to read the table.
+    fn reads() -> Vec<Step> {
         let relay = 0;
         let mut steps = begins();
         steps.extend([
@@ -378,11 +378,18 @@ mod tests {
             Step::SessionEnded { relay },
             Step::TurnTaken { relay },
             Step::Reads { relay },
-            Step::SlotMade {
-                relay: Some(relay),
-                place: SECOND,
-            },
         ]);
+        steps
+    }
+
+    /// It reads the rows behind the slot that was lost.
+    fn read(last: Progress) -> Vec<Step> {
+        let relay = 0;
+        let mut steps = reads();
+        steps.push(Step::SlotMade {
+            relay: Some(relay),
+            place: SECOND,
+        });
         for progress in [Progress::Reading(SECOND), last] {
             steps.extend([Step::StoreBegun { relay, progress }, Step::Stored { relay }]);
         }
@@ -475,16 +482,10 @@ mod tests {
         refused(follow_relays, &with(&stored(FIRST)), "whose turn it is");
         refused(follow_once, &with(&stored(FIRST)), "0 is at work in");
         // Two relays read the table.
-        let relay = 0;
-        let mut steps = begins();
-        steps.extend([
-            Step::SlotLost,
-            Step::SessionEnded { relay },
-            Step::TurnTaken { relay },
-            Step::Reads { relay },
-            Step::TurnTaken { relay: 1 },
-        ]);
+        let mut steps = reads();
+        steps.push(Step::TurnTaken { relay: 1 });
         refused(follow_relays, &steps, "who reads");
+        let relay = 0;
         // A store arrives after the turn of the other one.
         let progress = Progress::Delivered(Place::default());
         let mut steps = begins();

@@ -106,14 +106,13 @@ pub(super) async fn run(
         facts,
         ..
     } = lease;
-    let is_asked = matches!(start.task, TableTask::Again(_));
     // Another process may have read the table since.
     found.remembers_from = None;
     let is_first = start.stored.position == Position::default();
     let delivered = delivered.into_iter().collect();
     let read = TableRead::new(publisher, start, delivered, found, CHECKPOINT_ROWS);
     let mut reading = TableLoop::new(read, store, marker, &control, process);
-    reading.shared.refused_writes.gives_way = is_asked;
+    reading.shared.refused_writes.gives_way = reading.read.task.gives_way();
     let mut work = Work {
         reading,
         reader,

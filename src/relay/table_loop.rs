@@ -303,9 +303,7 @@ impl<'a> TableLoop<'a> {
 
     /// Leaves what this session could not write to the next one.
     pub(super) fn leave_behind(&mut self, failed: bool) {
-        let gives_way = self.shared.refused_writes.gives_way;
-        let mut left = self.store.known.left.lock();
-        self.read.leave(&mut left, failed, gives_way);
+        self.read.leave(&mut self.store.known.left.lock(), failed);
     }
 
     /// Writes back what an earlier session left: before that, its rows would be read as pending.

@@ -87,6 +87,13 @@ pub enum TableTask {
     Poll(String),
 }
 
+impl TableTask {
+    /// Whether requested rows are read, and a stream is next.
+    pub fn gives_way(&self) -> bool {
+        matches!(self, TableTask::Again(_))
+    }
+}
+
 /// Whether there is a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SlotIs {

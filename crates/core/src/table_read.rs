@@ -553,17 +553,16 @@ impl<S: Sink> TableRead<S> {
         self.publisher.committed()
     }
 
-    /// Leaves what this session could not write to the next one. `gives_way`: requested rows were
-    /// read, and a stream is next.
-    pub fn leave(&mut self, left: &mut Left, has_failed: bool, gives_way: bool) {
+    /// Leaves what this session could not write to the next one.
+    pub fn leave(&mut self, left: &mut Left, has_failed: bool) {
         if self.publisher.transaction.is_used() {
             // Nothing counts but what is committed.
             return;
         }
         left.write_backs = take(&mut self.publisher.write_backs);
         if has_failed {
-            let found = take(&mut self.published);
-            left.table_failed(&self.stored, found, gives_way);
+            let gives_way = self.task.gives_way();
+            left.table_failed(&self.stored, take(&mut self.published), gives_way);
         }
     }
 }

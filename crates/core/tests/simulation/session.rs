@@ -532,7 +532,6 @@ impl World {
                 self.store_at_end(&mut reading.read);
             }
         }
-        let gives_way = reading.is_of_asked();
         let mut read = reading.read;
         self.count_of(&read.publisher);
         let is_clean =
@@ -542,7 +541,7 @@ impl World {
         }
         self.relay.process.quarantine = std::mem::take(&mut read.publisher.judge.quarantine);
         let left = &mut self.relay.process.left;
-        read.leave(left, error.is_some(), gives_way);
+        read.leave(left, error.is_some());
         if error.is_none() {
             left.inside.clear();
         }

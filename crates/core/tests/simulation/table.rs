@@ -3,7 +3,7 @@
 //! The program's `relay/table.rs` and `table_loop.rs` do the same with SQL. The core says which step
 //! is next, which rows are read, what of them is published and what is stored.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use walrelay_core::catch_up::{Key, Rows, Which};
 use walrelay_core::config::OutboxConfig;
@@ -29,11 +29,7 @@ const CHECKPOINT_ROWS: u64 = 3;
 /// A session at the table.
 pub(super) struct Reading {
     pub(super) read: TableRead<Producer>,
-    /// Whether it goes on with a read that an earlier session began.
-    resumes: bool,
     query: Option<Query>,
-    /// Rows that were set to pending again.
-    asked: HashSet<RowId>,
 }
 
 /// A query that was begun.
@@ -71,23 +67,12 @@ impl Reading {
         start: TableStart,
         delivered: Vec<RowId>,
     ) -> Reading {
-        let asked = match &start.task {
-            TableTask::Again(rows) => rows.iter().cloned().collect(),
-            TableTask::MakeSlot(_) | TableTask::GoOn | TableTask::Poll(_) => HashSet::new(),
-        };
-        let resumes = start.task == TableTask::GoOn;
         let delivered = delivered.into_iter().collect();
         let found = PublishedVersions::default();
         Reading {
             read: TableRead::new(publisher, start, delivered, found, CHECKPOINT_ROWS),
-            resumes,
             query: None,
-            asked,
         }
-    }
-
-    pub(super) fn is_of_asked(&self) -> bool {
-        !self.asked.is_empty()
     }
 
     pub(super) fn scans(&self) -> bool {
@@ -127,8 +112,10 @@ impl World {
                 reading.read.slot_made(begins, snapshot);
             }
             TableStep::CatchUp(until) => {
-                self.reached
-                    .count(Path::ReadResumed, u64::from(reading.resumes));
+                self.reached.count(
+                    Path::ReadResumed,
+                    u64::from(reading.read.task == TableTask::GoOn),
+                );
                 let lsn = reading.read.stored.position.end_lsn;
                 self.begin_scan(until, lsn);
             }
@@ -160,7 +147,7 @@ impl World {
 
     fn begin_scan(&mut self, until: Snapshot, lsn: Lsn) {
         let reading = self.relay.reading.as_mut().unwrap();
-        let is_of_asked = reading.is_of_asked();
+        let is_of_asked = reading.read.task.gives_way();
         let stored = &mut reading.read.stored;
         let outbox = &reading.read.publisher.setup.outboxes[0];
         let columns = columns(outbox);
@@ -179,12 +166,14 @@ impl World {
         };
         let tables = self.tables.as_ref();
         let is_pending = |id: &RowId| tables.is_some_and(|tables| !tables.is_marked(id));
+        let task = &reading.read.task;
+        let is_asked = |id: &RowId| matches!(task, TableTask::Again(rows) if rows.contains(id));
         let is_wanted = |row: &Row| match which {
             Which::All => true,
             Which::Pending => row_of(row.event, true).is_some_and(|id| is_pending(&id)),
             Which::Where(_) => {
                 let id = row_of(row.event, true);
-                id.is_some_and(|id| reading.asked.contains(&id) && is_pending(&id))
+                id.is_some_and(|id| is_asked(&id) && is_pending(&id))
             }
             // None was copied, or has a savepoint.
             Which::Unpublished { snapshot, also, .. } => {
@@ -257,7 +246,7 @@ impl World {
         let reading = self.relay.reading.as_mut().unwrap();
         reading.read.end().unwrap();
         let lsn = reading.query.take().unwrap().lsn;
-        if reading.is_of_asked() {
+        if reading.read.task.gives_way() {
             self.session_done(Ended::Again);
         } else {
             reading.read.is_read(lsn, None, self.now);
