@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use self::producer::{Refusal, RetryProducer, Sent, replay_instead};
+use self::producer::RetryProducer;
 use crate::config::{Config, StoreKind};
 use crate::relay::stall_watchdog::StallGuard;
 use crate::relay::stop::Stop;
@@ -31,15 +31,13 @@ use crate::telemetry::Metrics;
 use crate::upkeep::parked::DROPPED_NAMED_MAX;
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::clock::millis;
-use walrelay_core::config::max_attempts;
-use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::{RowId, Shown};
 use walrelay_core::failpoint;
-use walrelay_core::parked::{
-    AggregateHead, BEHIND, Batch, FailedAgain, Failure, ParkedRef, ParkedRow,
-};
+use walrelay_core::parked::{AggregateHead, Batch, FailedAgain, Failure, ParkedRef, ParkedRow};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::parked_index::{Retry, RetryMemory, RetryReport};
+use walrelay_core::publisher::retry_batch::{Refusal, RetryResult, replay_instead};
 use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
 use walrelay_core::sink::Sink;
 use walrelay_core::stored::Stored;
@@ -285,7 +283,7 @@ impl Shared {
             },
         };
         let server = stored.server.clone();
-        let mut producer = RetryProducer::new(&self.config, &server, self.beside.as_ref());
+        let mut producer = RetryProducer::new(&self.config, server, self.beside.as_ref());
         let mut run = RetryRun {
             shared: self,
             marker: &marker,
@@ -314,14 +312,6 @@ impl Shared {
 
     fn memory(&self) -> MutexGuard<'_, RetryMemory> {
         self.known.tried.lock()
-    }
-
-    /// Remembers which events the bus has. Gives how many come before the first that it has not.
-    fn note_acked(&self, held: &[ParkedRow], acked: &[bool]) -> usize {
-        for (held, _) in held.iter().zip(acked).filter(|(_, acked)| **acked) {
-            self.memory().acked(held.id, held.event.place);
-        }
-        acked.iter().position(|acked| !acked).unwrap_or(acked.len())
     }
 
     fn is_acked(&self, held: &ParkedRow) -> bool {
@@ -405,7 +395,7 @@ impl RetryRun<'_> {
             self.summary.looked = asked + looks.elapsed();
             // Who has repaired a topic and asks for a retry wants one.
             if due.iter().any(|head| head.is_asked) {
-                producer.refusing.clear();
+                producer.retries.asked();
             }
             // Aggregates that were blocked come last: they may take their time again.
             due.sort_by_cached_key(|head| self.shared.memory().was_blocked(head.id));
@@ -680,8 +670,9 @@ impl RetryRun<'_> {
             let is_certain = refusal.as_ref().map(|refusal| refusal.is_certain);
             match (walk.sent(&held, done, is_certain), &refusal, held.get(done)) {
                 (WalkStep::Read, ..) => {}
-                (WalkStep::Failed, Some(refusal), Some(failed)) => {
-                    return self.fail(&walk.head, failed, refusal).await;
+                (WalkStep::Failed, Some(refusal), Some(held)) => {
+                    let failed = producer.retries.failed(held, &refusal.error);
+                    return self.fail(&walk.head, held, refusal, failed).await;
                 }
                 (WalkStep::Failed | WalkStep::End, ..) => return Ok(()),
             }
@@ -703,12 +694,13 @@ impl RetryRun<'_> {
             return Ok((held.len(), Ok(None)));
         }
         let sent = producer.send(held).await;
-        let Sent {
-            acked,
-            accepting,
-            ended,
-        } = sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
-        let done = self.shared.note_acked(held, &acked);
+        let result =
+            sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
+        self.shared.memory().sent(held, &result);
+        let done = result.done();
+        let RetryResult {
+            accepting, ended, ..
+        } = result;
         self.report(RetryReport {
             accepting,
             ..RetryReport::default()
@@ -787,57 +779,24 @@ impl RetryRun<'_> {
         &mut self,
         head: &AggregateHead,
         held: &ParkedRow,
-        Refusal {
-            error, is_logged, ..
-        }: &Refusal,
+        refusal: &Refusal,
+        failed: FailedAgain,
     ) -> Result<(), Trouble> {
-        let config = &self.shared.config;
         let row = &held.event.row;
-        let attempts = if held.class == BEHIND {
-            1
-        } else {
-            held.attempts.saturating_add(1)
-        };
-        let failure = Failure {
-            attempts,
-            ..Failure::of(error)
-        };
-        let column = config
-            .outboxes
-            .get(row.outbox)
-            .and_then(|outbox| outbox.names.max_attempts.as_deref());
-        let max = column
-            .and_then(|column| held.event.text(column))
-            .and_then(max_attempts);
-        let wait = match error.kind().disposition() {
-            Disposition::RetryThenGiveUp => config
-                .delivery
-                .retry
-                .within(max)
-                .wait(attempts, fastrand::f64()),
-            Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
-        };
-        let asked = error.retry_after.unwrap_or_default();
-        let retry_in_ms = wait.map(|wait| millis(wait.max(asked)));
+        let failure = &failed.failure;
         // The error of its topic was logged for another event.
-        if !is_logged {
-            let slot = &config.source.slot;
+        if !refusal.is_logged {
+            let slot = &self.shared.config.source.slot;
             let outbox = self.outbox_of(row.outbox);
             let row = Shown::of(row.id());
             tracing::warn!(event = "parked_event_failed", %slot, outbox, %row,
                 place = %held.event.place,
-                class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
+                class = failure.class, cause = failure.cause, attempts = failure.attempts,
+                wait_ms = failed.retry_in_ms,
                 "a parked event failed again");
         }
         self.shared.metrics.failed_attempts(failure.class, 1);
-        let failed = FailedAgain {
-            id: held.id,
-            version: held.version.clone(),
-            row: row.clone(),
-            failure,
-            retry_in_ms,
-        };
-        if *is_logged {
+        if refusal.is_logged {
             self.refused.push(Refused {
                 head: head.clone(),
                 failed,

@@ -26,6 +26,7 @@ pub mod judge;
 pub mod parked_index;
 pub mod pipeline;
 pub mod quarantine;
+pub mod retry_batch;
 pub mod retry_walk;
 mod setup;
 pub mod transaction;

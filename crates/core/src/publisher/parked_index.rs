@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use crate::config::SlotName;
 use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::event::{Place, RowId, Shown, Via};
-use crate::parked::{ParkedRef, short};
+use crate::parked::{ParkedRef, ParkedRow, short};
 use crate::position::Lsn;
+use crate::publisher::retry_batch::RetryResult;
 use crate::publisher::write_back::RowPolicy;
 
 /// Events that may be parked: what an operator can look through, and some 40 MB of memory, twice
@@ -406,9 +407,11 @@ struct Blocked {
 }
 
 impl RetryMemory {
-    /// The bus has this event.
-    pub fn acked(&mut self, id: i64, place: Place) {
-        self.acked.insert(id, place);
+    /// A batch of `held` events was sent, and the bus has some of them.
+    pub fn sent(&mut self, held: &[ParkedRow], result: &RetryResult) {
+        for (held, _) in held.iter().zip(&result.acked).filter(|(_, acked)| **acked) {
+            self.acked.insert(held.id, held.event.place);
+        }
     }
 
     /// Whether the parked event is acked.
@@ -800,7 +803,7 @@ mod tests {
     #[test]
     fn an_acked_event_is_remembered_until_the_ack_is_written() {
         let mut memory = RetryMemory::default();
-        memory.acked(1, SLOT);
+        memory.acked.insert(1, SLOT);
         assert!(memory.is_acked(1, SLOT) && !memory.is_acked(2, SLOT));
         assert!(
             !memory.is_acked(1, Place { index: 1, ..SLOT }),

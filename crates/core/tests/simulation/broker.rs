@@ -1,23 +1,25 @@
 //! A model of one topic of three partitions, and of two producers on it: a gapless one, and one of
 //! a bus that refuses each record for itself.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::lanes::{Attempt, Lanes, Outcome};
 use walrelay_core::ledger::Ticket;
+use walrelay_core::parked::ParkedEvent;
 use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::route::{OwnedRecord, Record};
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
 use super::journal::Journal;
+use super::server::{TOPIC, TOPIC_COLUMN};
 use super::world::epoch;
 
 const PARTITIONS: usize = 3;
 /// Records one producer's queue holds.
-const QUEUE: usize = 5;
+pub(super) const QUEUE: usize = 5;
 /// Records that may be on their way to a bus that refuses each.
 const SENT: usize = 3;
 /// Records that a broker takes or refuses together.
@@ -32,14 +34,14 @@ pub(super) type Logged = (u8, u64);
 #[derive(Debug, Clone)]
 pub(super) struct Landed {
     pub(super) event: Logged,
-    /// As it was sent; none of an event that was parked before it was offered.
-    record: Option<Arc<OwnedRecord>>,
+    /// As it was sent.
+    record: Arc<OwnedRecord>,
 }
 
 impl Landed {
     /// What its record says.
     fn timeline(&self) -> Option<&str> {
-        let headers = &self.record.as_ref()?.headers;
+        let headers = &self.record.headers;
         let (_, place) = headers.iter().find(|(name, _)| name == "position")?;
         std::str::from_utf8(place.as_deref()?)
             .unwrap()
@@ -69,8 +71,6 @@ pub(super) struct Broker {
     pub(super) refused_alone: u64,
     /// Times that nothing was taken, because the broker is down.
     pub(super) held_up: u64,
-    /// What was offered last for each event.
-    offered: HashMap<Logged, Arc<OwnedRecord>>,
     /// Events that are refused until somebody mends the cause.
     pub(super) unfit: BTreeSet<Logged>,
     /// Events whose rows have no topic until somebody mends that.
@@ -189,7 +189,8 @@ fn is_late((aggregate, version): Logged) -> bool {
     (u64::from(aggregate) + version).is_multiple_of(2)
 }
 
-fn logged(record: &Record<'_>) -> Logged {
+/// Aggregate and version of a record's event.
+pub(super) fn logged(record: &Record<'_>) -> Logged {
     let text = |bytes: Option<&[u8]>| std::str::from_utf8(bytes.unwrap()).unwrap().to_owned();
     let value = text(record.value);
     // A dead letter of an event without a topic has its columns.
@@ -200,22 +201,8 @@ fn logged(record: &Record<'_>) -> Logged {
     (text(record.key).parse().unwrap(), version)
 }
 
-/// The record of a retry: the place of its event, on the timeline of now.
-fn retried(record: &OwnedRecord, timeline: u32) -> Arc<OwnedRecord> {
-    let mut record = record.clone();
-    for (name, value) in &mut record.headers {
-        if let Some(place) = value.as_mut().filter(|_| name == "position") {
-            let text = std::str::from_utf8(place).unwrap();
-            let mut parts: Vec<_> = text.split(':').collect();
-            let timeline = timeline.to_string();
-            parts[1] = &timeline;
-            *place = parts.join(":").into_bytes();
-        }
-    }
-    Arc::new(record)
-}
-
-fn unfit() -> Error {
+/// Why the bus refuses an event.
+pub(super) fn unfit() -> Error {
     Error::new(Kind::Record, "the model refuses it until it is mended")
 }
 
@@ -248,9 +235,39 @@ impl Broker {
         lacks
     }
 
-    /// Events that cannot be published.
-    pub(super) fn untaken(&self) -> BTreeSet<Logged> {
-        self.unfit.union(&self.unroutable).copied().collect()
+    /// Events that a client refuses before it sends them.
+    pub(super) fn refused_by_client(&self) -> BTreeSet<Logged> {
+        let is_early = |event: &&Logged| self.own.lanes.is_none() && !is_late(**event);
+        self.unfit.iter().filter(is_early).copied().collect()
+    }
+
+    /// Why the bus refuses the record of a retry, if it does.
+    pub(super) fn refusal_of_retry(&self, record: &OwnedRecord) -> Option<Error> {
+        if self.topic_refuses && record.topic == self.topic {
+            let error = Error::new(Kind::TopicRefused, "the topic of the model refuses all");
+            return Some(error.of_topic(&self.topic));
+        }
+        let is_unfit = self.unfit.contains(&record.with_record(logged));
+        is_unfit.then(unfit)
+    }
+
+    pub(super) fn has_lanes(&self) -> bool {
+        self.own.lanes.is_some()
+    }
+
+    /// What was kept of an event, with its topic, unless its row has none.
+    pub(super) fn mended(&self, event: Logged, mut kept: ParkedEvent) -> ParkedEvent {
+        let topic = kept.columns.iter_mut().find(|it| it.name == TOPIC_COLUMN);
+        let text = topic.map(|column| &mut column.text);
+        if let Some(text) = text.filter(|_| !self.unroutable.contains(&event)) {
+            text.get_or_insert_with(|| TOPIC.as_bytes().to_vec());
+        }
+        kept
+    }
+
+    /// Whether any event cannot be published.
+    pub(super) fn has_untaken(&self) -> bool {
+        !self.unfit.is_empty() || !self.unroutable.is_empty()
     }
 
     /// Somebody mends some causes.
@@ -374,10 +391,7 @@ impl Broker {
         if self.own.is_stale {
             self.late.insert((partition, self.log[partition].len()));
         }
-        self.log[partition].push(Landed {
-            event,
-            record: Some(record),
-        });
+        self.log[partition].push(Landed { event, record });
     }
 
     pub(super) fn is_transactional(&self) -> bool {
@@ -453,9 +467,9 @@ impl Broker {
             let mut window = 2;
             while to > 0 {
                 let from = to.saturating_sub(window);
-                let records = (0..).zip(log.iter().map(|it| it.record.as_deref()));
+                let records = (0..).zip(log.iter().map(|it| &it.record));
                 for (offset, record) in records.take(to).skip(from) {
-                    if let Some(record) = record.filter(|it| it.topic == tail.topic) {
+                    if record.topic == tail.topic {
                         record.with_record(|record| tail.take(record, offset));
                     }
                 }
@@ -465,14 +479,10 @@ impl Broker {
         }
     }
 
-    /// A producer of retries sent these.
-    pub(super) fn took(&mut self, events: &[Logged], timeline: u32) {
-        for event in events {
-            self.log[usize::from(event.0) % PARTITIONS].push(Landed {
-                event: *event,
-                record: self.offered.get(event).map(|it| retried(it, timeline)),
-            });
-        }
+    /// A producer of retries sent this.
+    pub(super) fn took(&mut self, record: Arc<OwnedRecord>) {
+        let event = record.with_record(logged);
+        self.log[usize::from(event.0) % PARTITIONS].push(Landed { event, record });
     }
 
     /// The broker takes the oldest record of a partition, or refuses the batch that it is in, and
@@ -667,9 +677,8 @@ impl Broker {
             let landed = self.log[partition].split_off(before);
             self.late
                 .retain(|(of, at)| *of != partition || *at < before);
-            let landed = landed.into_iter().filter_map(|it| it.record);
-            self.arriving.extend(landed.map(|record| Arriving {
-                queued: Queued::of(record, Ticket(0)),
+            self.arriving.extend(landed.into_iter().map(|it| Arriving {
+                queued: Queued::of(it.record, Ticket(0)),
                 is_stale,
             }));
         }
@@ -712,8 +721,7 @@ impl Sink for Producer {
             return Err(EnqueueError::Refused(unfit()));
         }
         if !queued.is_letter {
-            broker.offered.insert(event, Arc::clone(&queued.record));
-            broker.topic = record.topic.to_owned();
+            record.topic.clone_into(&mut broker.topic);
         }
         if broker.own.queues.iter().map(VecDeque::len).sum::<usize>() >= QUEUE {
             broker.full += 1;

@@ -365,6 +365,7 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         Path::Parked,
         Path::Retried,
         Path::RetryFailed,
+        Path::RetryAway,
         Path::Dropped,
         Path::AskedEarly,
         Path::Remembered,

@@ -1,15 +1,21 @@
 //! A model of the rows of an outbox and of `walrelay.parked`, of the operator who asks for retries
 //! and drops, and of the session that retries.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
 
+use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::RowId;
+use walrelay_core::ledger::Ticket;
 use walrelay_core::parked::{AggregateHead, BEHIND, Batch, ParkedEvent, ParkedRef, ParkedRow};
 use walrelay_core::position::Position;
 use walrelay_core::publisher::parked_index::{RetryMemory, RetryReport};
+use walrelay_core::publisher::retry_batch::{Refusal, Retries, RetryBatch};
 use walrelay_core::publisher::retry_walk::{RetryWalk, WalkStep, is_stored};
+use walrelay_core::route::{OwnedRecord, Record};
+use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
-use super::broker::Logged;
+use super::broker::{Broker, Logged, QUEUE, logged as sent, unfit};
 use super::plan::{Path, Reached};
 
 /// Of a read of an aggregate's events.
@@ -185,7 +191,8 @@ impl Tables {
         self.rows.iter().filter(is_due).map(head).collect()
     }
 
-    fn read(&self, walk: &RetryWalk) -> Vec<ParkedRow> {
+    /// Whoever mends a row without a topic mends what was kept of it, too.
+    fn read(&self, walk: &RetryWalk, broker: &Broker) -> Vec<ParkedRow> {
         let limit = walk.limit(BYTES);
         let from = self.rows.range(walk.head.id..);
         let is_of = |id: &i64, row: &Parked| match &walk.head.key {
@@ -195,7 +202,7 @@ impl Tables {
         let of = from.filter(|(id, row)| is_of(id, row));
         let row = |(id, row): (&i64, &Parked)| ParkedRow {
             id: *id,
-            event: row.event.clone(),
+            event: broker.mended(logged(&row.event), row.event.clone()),
             class: row.class.clone(),
             error: None,
             attempts: row.attempts,
@@ -213,28 +220,36 @@ impl Tables {
 pub(super) struct Pass {
     /// As it was known when the pass began.
     stored: Position,
-    /// That of the server then.
-    pub(super) timeline: u32,
+    retries: Retries,
+    client: RetryClient,
     due: Vec<AggregateHead>,
     walk: Option<RetryWalk>,
-    /// What is on its way, and how much of it the bus has.
-    sent: Option<Sent>,
-}
-
-#[derive(Debug)]
-struct Sent {
-    held: Vec<ParkedRow>,
-    acked: usize,
-    was_acked: bool,
+    /// The events that are sent, and their batch.
+    batch: Option<(Vec<ParkedRow>, RetryBatch)>,
 }
 
 /// What a step of a pass gives to the relay.
 #[derive(Debug, Default)]
 pub(super) struct PassStep {
     pub(super) report: RetryReport,
-    /// Events that are in the log from now on, in this order.
-    pub(super) appended: Vec<Logged>,
     pub(super) is_over: bool,
+}
+
+impl PassStep {
+    fn over() -> PassStep {
+        PassStep {
+            is_over: true,
+            ..PassStep::default()
+        }
+    }
+}
+
+/// What a pass came to with a batch.
+struct Ended {
+    held: Vec<ParkedRow>,
+    /// How many of them the bus has, from the first on.
+    done: usize,
+    refusal: Result<Option<Refusal>, Error>,
 }
 
 impl Pass {
@@ -242,7 +257,7 @@ impl Pass {
     pub(super) fn begin(
         tables: &mut Tables,
         stored: Position,
-        timeline: u32,
+        retries: Retries,
         reached: &mut Reached,
     ) -> (Pass, RetryReport) {
         let asked = |row: &&Parked| row.asked == Some(Asked::Drop);
@@ -262,10 +277,11 @@ impl Pass {
         tables.commit(&batch);
         let pass = Pass {
             stored,
-            timeline,
+            retries,
+            client: RetryClient::default(),
             due: tables.due(),
             walk: None,
-            sent: None,
+            batch: None,
         };
         (pass, report)
     }
@@ -274,7 +290,7 @@ impl Pass {
     pub(super) fn step(
         &mut self,
         tables: &mut Tables,
-        refused: &BTreeSet<Logged>,
+        broker: &mut Broker,
         memory: &mut RetryMemory,
         reached: &mut Reached,
         may_fail: bool,
@@ -287,49 +303,68 @@ impl Pass {
                 ..PassStep::default()
             };
         };
-        let Some(sent) = &mut self.sent else {
-            let held = walk.read(tables.read(walk), &self.stored, memory);
+        let Some((held, mut batch)) = self.batch.take() else {
+            let held = walk.read(tables.read(walk, broker), &self.stored, memory);
             let Some(first) = held.first() else {
                 self.walk = None;
                 return PassStep::default();
             };
-            let was_acked = memory.is_acked(first.id, first.event.place);
-            reached.count(Path::Remembered, u64::from(was_acked));
-            let acked = if was_acked { held.len() } else { 0 };
-            self.sent = Some(Sent {
-                held,
-                acked,
-                was_acked,
-            });
+            if memory.is_acked(first.id, first.event.place) {
+                reached.count(Path::Remembered, 1);
+                let ended = Ended {
+                    done: held.len(),
+                    held,
+                    refusal: Ok(None),
+                };
+                return self.settle(ended, tables, memory, reached, may_fail, random);
+            }
+            let batch = self.retries.batch(&held).expect("a batch");
+            self.batch = Some((held, batch));
             return PassStep::default();
         };
-        let is_refused = |held: &ParkedRow| refused.contains(&logged(&held.event));
-        if let Some(next) = sent.held.get(sent.acked).filter(|next| !is_refused(next)) {
-            memory.acked(next.id, next.event.place);
-            sent.acked += 1;
-            return PassStep {
-                appended: vec![logged(&next.event)],
-                ..PassStep::default()
-            };
+        self.client.begin(broker);
+        batch.enqueue(&mut self.client);
+        if !batch.is_over() {
+            self.client.step(broker, random);
+            let told = std::mem::take(&mut self.client.told);
+            batch.delivered(told.into_iter(), &mut self.client);
         }
-        self.settle(tables, memory, reached, may_fail, random)
+        let is_gone = may_fail && random.u8(0..40) == 0;
+        if !is_gone && !batch.is_over() {
+            self.batch = Some((held, batch));
+            return PassStep::default();
+        }
+        let gone = || Error::new(Kind::BusUnreachable, "the model loses the producer");
+        let result = self.retries.end(batch, is_gone.then(gone));
+        memory.sent(&held, &result);
+        if !result.keeps_producer {
+            self.client.gone(broker, random);
+        }
+        let ended = Ended {
+            done: result.done(),
+            held,
+            refusal: result.ended,
+        };
+        self.settle(ended, tables, memory, reached, may_fail, random)
     }
 
     /// Writes down what became of the events that were sent.
     fn settle(
         &mut self,
+        Ended {
+            held,
+            done,
+            refusal,
+        }: Ended,
         tables: &mut Tables,
         memory: &mut RetryMemory,
         reached: &mut Reached,
         may_fail: bool,
         random: &mut fastrand::Rng,
     ) -> PassStep {
-        let (Some(Sent { held, acked, .. }), Some(mut walk)) = (self.sent.take(), self.walk.take())
-        else {
-            return PassStep::default();
-        };
-        let done = &held[..acked];
-        let batch = Batch::delivered(done);
+        let mut walk = self.walk.take().expect("a walk");
+        let delivered = &held[..done];
+        let batch = Batch::delivered(delivered);
         match random.u8(0..8) {
             0 | 1 if !may_fail => tables.commit(&batch),
             // A lock is in the way: the walk ends.
@@ -339,57 +374,128 @@ impl Pass {
                 if random.bool() {
                     tables.commit(&batch);
                 }
-                return PassStep {
-                    is_over: true,
-                    ..PassStep::default()
-                };
+                return PassStep::over();
             }
             _ => tables.commit(&batch),
         }
-        done.iter().for_each(|held| memory.written(held.id));
-        reached.count(Path::Retried, done.len() as u64);
-        // A batch may be refused as a whole.
-        let is_certain = held.len() == 1 || random.bool();
-        let refused = (acked < held.len()).then_some(is_certain);
-        match walk.sent(&held, acked, refused) {
-            WalkStep::Read => self.walk = Some(walk),
-            WalkStep::End => {}
-            WalkStep::Failed => {
-                reached.count(Path::RetryFailed, 1);
-                let row = tables.rows.get_mut(&held[acked].id).unwrap();
-                row.asked = None;
-                row.is_due = random.bool();
-                row.attempts += 1;
-            }
-        }
-        let released = done.iter().map(|held| ParkedRef::of(&held.event)).collect();
-        PassStep {
+        delivered.iter().for_each(|held| memory.written(held.id));
+        reached.count(Path::Retried, delivered.len() as u64);
+        let released = delivered.iter().map(|held| ParkedRef::of(&held.event));
+        let step = PassStep {
             report: RetryReport {
-                released,
+                released: released.collect(),
                 ..RetryReport::default()
             },
-            ..PassStep::default()
+            is_over: refusal.is_err(),
+        };
+        let Ok(refusal) = refusal else {
+            reached.count(Path::RetryAway, 1);
+            return step;
+        };
+        let is_certain = refusal.as_ref().map(|refusal| refusal.is_certain);
+        match (walk.sent(&held, done, is_certain), refusal) {
+            (WalkStep::Read, _) => self.walk = Some(walk),
+            (WalkStep::Failed, Some(refusal)) => {
+                reached.count(Path::RetryFailed, 1);
+                let failed = self.retries.failed(&held[done], &refusal.error);
+                let batch = Batch {
+                    failed_again: vec![failed],
+                    ..Batch::default()
+                };
+                tables.commit(&batch);
+            }
+            (WalkStep::Failed | WalkStep::End, _) => {}
         }
+        step
     }
 
     /// Its session or its process ends: what is on its way may still land.
-    pub(super) fn gone(
-        self,
-        refused: &BTreeSet<Logged>,
-        random: &mut fastrand::Rng,
-    ) -> Vec<Logged> {
-        let Some(Sent {
-            held,
-            acked,
-            was_acked: false,
-        }) = self.sent
-        else {
-            return Vec::new();
+    pub(super) fn gone(mut self, broker: &mut Broker, random: &mut fastrand::Rng) {
+        self.client.gone(broker, random);
+    }
+}
+
+/// The producer of a pass, and what of its records the bus has not.
+#[derive(Debug, Default)]
+struct RetryClient {
+    queue: VecDeque<(Ticket, Arc<OwnedRecord>)>,
+    apart: Option<Ticket>,
+    is_finished: bool,
+    /// Events that the client itself refuses.
+    unfit: BTreeSet<Logged>,
+    told: Vec<Delivery>,
+}
+
+impl RetryClient {
+    fn begin(&mut self, broker: &Broker) {
+        self.unfit = broker.refused_by_client();
+    }
+
+    /// The bus takes the oldest record, or refuses it.
+    fn step(&mut self, broker: &mut Broker, random: &mut fastrand::Rng) {
+        let Some((ticket, record)) = self.queue.front() else {
+            return;
         };
-        let landed = random.usize(acked..=held.len());
-        let events = held[acked..landed].iter().map(|held| logged(&held.event));
-        events
-            .take_while(|event| !refused.contains(event))
-            .collect()
+        let ticket = *ticket;
+        let Some(error) = broker.refusal_of_retry(record) else {
+            broker.took(Arc::clone(record));
+            self.queue.pop_front();
+            self.told.push(Delivery::Acked(ticket));
+            return;
+        };
+        let goes_on = self.apart == Some(ticket) && (broker.has_lanes() || random.bool());
+        if goes_on && error.topic().is_none() {
+            self.told.push(Delivery::Refused(ticket, error));
+            return;
+        }
+        self.is_finished = true;
+        let failed = self.queue.drain(..);
+        let failed = failed.map(|(ticket, _)| Delivery::Failed(ticket, error.clone()));
+        self.told.extend(failed);
+    }
+
+    /// What is on its way may still land, in order. Another producer follows.
+    fn gone(&mut self, broker: &mut Broker, random: &mut fastrand::Rng) {
+        let landed = random.usize(0..=self.queue.len());
+        for (_, record) in self.queue.drain(..).take(landed) {
+            if broker.refusal_of_retry(&record).is_some() {
+                break;
+            }
+            broker.took(record);
+        }
+        *self = RetryClient::default();
+    }
+}
+
+impl Sink for RetryClient {
+    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        if self.is_finished {
+            return Err(EnqueueError::Finished);
+        }
+        if self.unfit.contains(&sent(record)) {
+            return Err(EnqueueError::Refused(unfit()));
+        }
+        if self.queue.len() >= QUEUE {
+            return Err(EnqueueError::Full);
+        }
+        let record = Arc::new(OwnedRecord::of(record));
+        self.queue.push_back((ticket, record));
+        Ok(())
+    }
+
+    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.enqueue(record, ticket)?;
+        self.apart = Some(ticket);
+        Ok(())
+    }
+
+    fn withdraw(&mut self, refused: Ticket) -> Vec<(Ticket, Arc<OwnedRecord>)> {
+        let at = self.queue.iter().position(|(ticket, _)| *ticket == refused);
+        let behind = self.queue.split_off(at.expect("a refused record"));
+        behind.into()
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        into.append(&mut self.told);
     }
 }

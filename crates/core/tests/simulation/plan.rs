@@ -362,6 +362,7 @@ pub(super) enum Path {
     Parked,
     Retried,
     RetryFailed,
+    RetryAway,
     Dropped,
     /// Requests that waited until the position was stored.
     AskedEarly,

@@ -34,10 +34,7 @@ impl World {
             }
         };
         put(keys.iter().any(|count| *count > 1), Promise::P2);
-        put(
-            !self.broker.lock().unwrap().untaken().is_empty(),
-            Promise::P3,
-        );
+        put(self.broker.lock().unwrap().has_untaken(), Promise::P3);
         if let Some(pipeline) = &self.relay.pipeline {
             let received = pipeline.publisher.ledger.received();
             put(!position.is_at_or_after(&received), Promise::P1);

@@ -854,7 +854,10 @@ pub(super) fn row_of(event: Logged, has_keys: bool) -> Option<RowId> {
     (is_row(event, false) && is_alone).then(|| RowId::new(0, std::iter::once(id.as_bytes())))
 }
 
-const COLUMNS: [&str; 5] = ["id", "aggregatetype", "aggregateid", "type", "payload"];
+pub(super) const TOPIC_COLUMN: &str = "aggregatetype";
+const COLUMNS: [&str; 5] = ["id", TOPIC_COLUMN, "aggregateid", "type", "payload"];
+/// What the column of the topic says.
+pub(super) const TOPIC: &str = "order";
 
 /// The columns that are read from the table.
 pub(super) fn columns(outbox: &OutboxConfig) -> Vec<RelationColumn> {
@@ -902,7 +905,7 @@ impl Row {
 fn values((aggregate, version): Logged, has_topic: bool) -> [Option<String>; 5] {
     [
         Some(id(aggregate, version)),
-        has_topic.then(|| "order".to_owned()),
+        has_topic.then(|| TOPIC.to_owned()),
         Some(aggregate.to_string()),
         Some("t".to_owned()),
         Some(version.to_string()),

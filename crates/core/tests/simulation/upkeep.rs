@@ -3,6 +3,7 @@
 use walrelay_core::error::Kind;
 use walrelay_core::parked::Batch;
 use walrelay_core::publisher::parked_index::RetryMemory;
+use walrelay_core::publisher::retry_batch::Retries;
 use walrelay_core::sessions::RefusedWrites;
 
 use walrelay_core::event::RowId;
@@ -136,14 +137,14 @@ impl World {
         if !self.server.is_connected() {
             return;
         }
-        let refused = self.broker.lock().unwrap().untaken();
-        let slot = pipeline.publisher.setup.slot.clone();
+        let setup = &pipeline.publisher.setup;
+        let slot = setup.slot.clone();
         let parking = &mut pipeline.publisher.judge.parking;
         let Some(pass) = &mut upkeep.pass else {
             if parking.is_any() {
                 let stored = pipeline.confirm.stored_position();
-                let timeline = self.server.identity.timeline;
-                let (pass, report) = Pass::begin(tables, stored, timeline, &mut self.reached);
+                let retries = Retries::new(setup.clone(), self.server.identity.clone());
+                let (pass, report) = Pass::begin(tables, stored, retries, &mut self.reached);
                 upkeep.pass = Some(pass);
                 parking.retried(report, &slot);
             }
@@ -155,16 +156,17 @@ impl World {
         }
         let step = pass.step(
             tables,
-            &refused,
+            &mut broker,
             &mut upkeep.memory,
             &mut self.reached,
             may_fail,
             &mut self.random,
         );
-        broker.took(&step.appended, self.server.identity.timeline);
         parking.retried(step.report, &slot);
-        if step.is_over {
-            upkeep.pass = None;
+        if step.is_over
+            && let Some(pass) = upkeep.pass.take()
+        {
+            pass.gone(&mut broker, &mut self.random);
         }
     }
 
@@ -191,9 +193,7 @@ impl Upkeep {
         random: &mut fastrand::Rng,
     ) {
         if let Some(pass) = self.pass.take() {
-            let timeline = pass.timeline;
-            let landed = pass.gone(&broker.untaken(), random);
-            broker.took(&landed, timeline);
+            pass.gone(broker, random);
         }
         if let Some(batch) = self.writing.take().filter(|_| random.bool()) {
             tables.commit(&batch);
