@@ -346,3 +346,196 @@ fn route_of(
     router.set_origin(&server.system_identifier, server.timeline);
     Ok((outbox, router))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DeliveryConfig;
+    use crate::parked::ParkedEvent;
+    use crate::publisher::tests::setup;
+    use crate::route::Record;
+    use crate::testing::{COLUMNS, Lab, outbox};
+
+    /// A bus whose client refuses one record before it is sent.
+    #[derive(Debug, Default)]
+    struct Bus {
+        refuses: Option<Ticket>,
+        sent: Vec<Ticket>,
+        apart: Vec<Ticket>,
+        withdrawn: Vec<Ticket>,
+    }
+
+    impl Sink for Bus {
+        fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+            if self.refuses == Some(ticket) {
+                return Err(EnqueueError::Refused(refused()));
+            }
+            self.sent.push(ticket);
+            Ok(())
+        }
+
+        fn enqueue_apart(
+            &mut self,
+            record: &Record<'_>,
+            ticket: Ticket,
+        ) -> Result<(), EnqueueError> {
+            self.apart.push(ticket);
+            self.enqueue(record, ticket)
+        }
+
+        fn withdraw(
+            &mut self,
+            refused: Ticket,
+        ) -> Vec<(Ticket, std::sync::Arc<crate::route::OwnedRecord>)> {
+            self.withdrawn.push(refused);
+            Vec::new()
+        }
+
+        async fn deliveries(&mut self, _: &mut Vec<Delivery>) {}
+    }
+
+    fn refused() -> Error {
+        Error::new(Kind::Record, "refused")
+    }
+
+    fn retries() -> Retries {
+        let setup = Setup {
+            refuses_each: false,
+            ..setup(DeliveryConfig::default())
+        };
+        Retries::new(setup, ServerIdentity::default())
+    }
+
+    fn held(id: i64) -> ParkedRow {
+        let text = id.to_string();
+        let values = [&text, "order", "1", "placed", "{}"].map(Some);
+        let lab = Lab::new(&outbox(), &COLUMNS, &values);
+        ParkedRow {
+            id,
+            event: ParkedEvent::of(&lab.event(), &COLUMNS.map(str::to_owned)),
+            class: BEHIND.to_owned(),
+            error: None,
+            attempts: 0,
+            is_dropped: false,
+            version: String::new(),
+        }
+    }
+
+    fn acked(ticket: u64) -> Delivery {
+        Delivery::Acked(Ticket(ticket))
+    }
+
+    #[test]
+    fn acks_before_a_record_that_the_client_refuses_are_awaited() {
+        let mut retries = retries();
+        let mut bus = Bus {
+            refuses: Some(Ticket(1)),
+            ..Bus::default()
+        };
+        let mut batch = retries.batch(&[held(1), held(2), held(3)]).unwrap();
+        batch.enqueue(&mut bus);
+        // None overtakes it.
+        assert_eq!(bus.sent, [Ticket(0)]);
+        assert!(!batch.is_over());
+        batch.delivered([acked(0)].into_iter(), &mut bus);
+        batch.enqueue(&mut bus);
+        assert_eq!(bus.sent, [Ticket(0)]);
+        assert!(batch.is_over());
+        let result = retries.end(batch, None);
+        assert_eq!(result.done(), 1);
+        assert!(result.keeps_producer);
+        let refusal = result.ended.unwrap().expect("a refusal");
+        assert!(refusal.is_certain && !refusal.is_logged);
+        assert!(bus.apart.is_empty());
+    }
+
+    #[test]
+    fn a_refusal_is_about_one_event_only_where_that_was_sent_apart() {
+        for events in [1, 2] {
+            let mut retries = retries();
+            let mut bus = Bus::default();
+            let held: Vec<_> = (1..=events).map(held).collect();
+            let mut batch = retries.batch(&held).unwrap();
+            batch.enqueue(&mut bus);
+            assert_eq!(bus.apart.len(), usize::from(events == 1));
+            let told = match events {
+                1 => Delivery::Refused(Ticket(0), refused()),
+                _ => Delivery::Failed(Ticket(0), refused()),
+            };
+            batch.delivered([told].into_iter(), &mut bus);
+            assert!(batch.is_over());
+            assert_eq!(bus.withdrawn.len(), usize::from(events == 1));
+            let result = retries.end(batch, None);
+            assert_eq!(result.done(), 0);
+            assert_eq!(result.keeps_producer, events == 1);
+            let refusal = result.ended.unwrap().expect("a refusal");
+            assert_eq!(refusal.is_certain, events == 1);
+        }
+    }
+
+    #[test]
+    fn what_the_bus_has_behind_a_refused_record_is_known_and_not_done() {
+        let mut retries = retries();
+        let mut bus = Bus::default();
+        let mut batch = retries.batch(&[held(1), held(2)]).unwrap();
+        batch.enqueue(&mut bus);
+        let told = [acked(1), Delivery::Failed(Ticket(0), refused())];
+        batch.delivered(told.into_iter(), &mut bus);
+        let result = retries.end(batch, None);
+        assert_eq!(result.acked, [false, true]);
+        assert_eq!(result.done(), 0);
+    }
+
+    #[test]
+    fn a_topic_that_refuses_is_tried_once_until_somebody_asks() {
+        let mut retries = retries();
+        let mut bus = Bus::default();
+        let mut batch = retries.batch(&[held(1)]).unwrap();
+        batch.enqueue(&mut bus);
+        let topic = batch.records[0].topic.clone();
+        let error = Error::new(Kind::TopicRefused, "full").of_topic(&topic);
+        batch.delivered([Delivery::Refused(Ticket(0), error)].into_iter(), &mut bus);
+        let first = retries.end(batch, None).ended.unwrap().expect("a refusal");
+        assert!(!first.is_logged);
+        let next = retries.batch(&[held(2)]).unwrap();
+        assert!(next.is_over(), "nothing is sent to it");
+        let next = retries.end(next, None).ended.unwrap().expect("a refusal");
+        assert!(next.is_logged && next.is_certain);
+        retries.asked();
+        assert!(!retries.batch(&[held(2)]).unwrap().is_over());
+    }
+
+    #[test]
+    fn an_error_about_no_event_is_no_refusal() {
+        let mut retries = retries();
+        let mut bus = Bus::default();
+        let mut batch = retries.batch(&[held(1)]).unwrap();
+        batch.enqueue(&mut bus);
+        let away = Error::new(Kind::BusUnreachable, "away");
+        batch.delivered([Delivery::Failed(Ticket(0), away)].into_iter(), &mut bus);
+        let result = retries.end(batch, None);
+        assert_eq!(result.ended.unwrap_err().kind(), Kind::BusUnreachable);
+        assert!(!result.keeps_producer);
+        // The next producer sees no ticket twice.
+        let mut batch = retries.batch(&[held(1)]).unwrap();
+        batch.enqueue(&mut bus);
+        assert_eq!(bus.sent, [Ticket(0), Ticket(1)]);
+    }
+
+    #[test]
+    fn an_event_that_waited_behind_another_has_its_first_attempt_when_it_fails() {
+        let retries = retries();
+        let topic = Error::new(Kind::TopicRefused, "full");
+        let first = retries.failed(&held(1), &topic);
+        assert_eq!(first.failure.attempts, 1);
+        assert!(first.retry_in_ms.is_some());
+        let tried = ParkedRow {
+            class: topic.kind().class().to_owned(),
+            attempts: 3,
+            ..held(1)
+        };
+        assert_eq!(retries.failed(&tried, &topic).failure.attempts, 4);
+        // Nothing but a request heals a record that is refused.
+        assert_eq!(retries.failed(&tried, &refused()).retry_in_ms, None);
+    }
+}
