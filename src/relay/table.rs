@@ -46,12 +46,10 @@ use walrelay_core::readiness::{Side, ToDo};
 use walrelay_core::recovery::{RecoveryPlan, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
-use walrelay_core::table_read::{Poll, TableRead, TableStep};
+use walrelay_core::table_read::{HandOver, Poll, TableRead, TableStep};
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
-/// How often a poller looks whether there can be a slot by now.
-const SLOT_INTERVAL: Duration = Duration::from_secs(10);
 /// Rows between two places a crashed relay can go on from.
 const CHECKPOINT_ROWS: u64 = 100;
 /// How often the transactions of others are looked at.
@@ -61,8 +59,6 @@ const IDLE_AFTER: u32 = 20;
 /// How often metrics and the log say which transactions the creation of the slot waits for.
 const SLOT_MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 const SLOT_LOG_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the creation of the slot may wait where the table can be polled instead.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Does what `lease` was taken for, without rows that are known to be `delivered`. Gives the sink
 /// back where the producer is still good, and says whether anything was stored.
@@ -254,7 +250,8 @@ impl Work<'_> {
     /// Does one step of [`TableRead::next`] after another. `is_first`: no slot was streamed before.
     async fn run(&mut self, is_first: bool) -> Result<Ended> {
         let mut is_told = false;
-        let mut looks = Looks::new();
+        let may_stream = self.config.source.mode != Mode::Poll;
+        let mut looks = Looks::new(HandOver::new(may_stream, self.reading.now()));
         // Whether the reader has the slot's own snapshot.
         let mut is_made = false;
         loop {
@@ -288,8 +285,8 @@ impl Work<'_> {
     async fn make_slot(&mut self) -> Result<Option<Ended>> {
         failpoint::reached("intended");
         let tables = self.tables.iter().map(|table| (&table.facts, table.outbox));
-        let may_give_way = can_poll(tables, self.config);
-        let (wal, made) = match self.create_slot(may_give_way).await? {
+        let can_be_polled = can_poll(tables, self.config);
+        let (wal, made) = match self.create_slot(can_be_polled).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
             SlotCreation::Stopped => return Ok(Some(Ended::Stopped)),
             SlotCreation::Held(waits) => {
@@ -332,10 +329,10 @@ impl Work<'_> {
 
     /// Drops the slot where there is one, and creates it.
     ///
-    /// It takes as long as open transactions, or ten seconds where it `may_give_way`. An incomplete
+    /// It takes as long as open transactions, or ten seconds where the table `can_be_polled`. An incomplete
     /// slot goes with its session. Errors: those of the session; [`Kind::SlotActive`] where
     /// somebody streams from the slot that is there.
-    async fn create_slot(&mut self, may_give_way: bool) -> Result<SlotCreation> {
+    async fn create_slot(&mut self, can_be_polled: bool) -> Result<SlotCreation> {
         let telemetry = self.telemetry;
         let observer = self.reader.client();
         let source = &self.config.source;
@@ -369,7 +366,7 @@ impl Work<'_> {
                         telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
                         telemetry.health.report(ToDo::Events { progressed: false });
                         OldestTransaction::default().report(telemetry, Some(&oldest));
-                        if may_give_way && began.elapsed() >= PATIENCE {
+                        if HandOver::gives_way(can_be_polled, began.elapsed()) {
                             break Err(SlotCreation::Held(text));
                         }
                         if tell_at <= Instant::now() {
@@ -527,17 +524,14 @@ impl Work<'_> {
 
     /// Whether a slot can be made by now, and would not have to wait for open transactions.
     async fn can_make_slot(&mut self, looks: &mut Looks) -> Result<bool> {
-        if self.config.source.mode == Mode::Poll || looks.slot_looked_at.elapsed() < SLOT_INTERVAL {
+        let now = self.reading.now();
+        if !looks.hand_over.is_due(now) {
             return Ok(false);
         }
-        looks.slot_looked_at = Instant::now();
         let oldest = self.control.wal_position().await?.oldest_transaction;
+        let can_have_slot = can_have_slot(self.reader.client(), self.config).await?;
         let oldest = oldest.map(|oldest| oldest.pid);
-        // The creation of a slot waits for open transactions, and nothing is published meanwhile.
-        // One look is not enough.
-        let before = looks.held_by.replace(oldest);
-        let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
-        Ok(!waits && can_have_slot(self.reader.client(), self.config).await?)
+        Ok(looks.hand_over.looked(oldest, can_have_slot, now))
     }
 
     /// Looks at the catalogs and at the transactions of others, from time to time.
@@ -737,9 +731,6 @@ enum Total {
     Unknown,
 }
 
-/// The backend of the oldest open transaction, where one is open. A prepared one has no backend.
-type OldestPid = Option<Option<i32>>;
-
 /// The last poll, and the last looks at what is beside its rows.
 struct Looks {
     /// The rows of the last poll.
@@ -750,13 +741,11 @@ struct Looks {
     next_catalog: Instant,
     measured_at: Instant,
     oldest: OldestTransaction,
-    slot_looked_at: Instant,
-    /// What a slot would have waited for at its last look. None: there was no look.
-    held_by: Option<OldestPid>,
+    hand_over: HandOver,
 }
 
 impl Looks {
-    fn new() -> Looks {
+    fn new(hand_over: HandOver) -> Looks {
         let now = Instant::now();
         Looks {
             read: None,
@@ -764,8 +753,7 @@ impl Looks {
             next_catalog: now,
             measured_at: now,
             oldest: OldestTransaction::default(),
-            slot_looked_at: now,
-            held_by: None,
+            hand_over,
         }
     }
 }

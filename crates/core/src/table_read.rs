@@ -32,6 +32,10 @@ const IDLE_STORE: Duration = Duration::from_secs(10);
 /// may take: no index has `xmin`, so that each of these scans reads the whole table.
 const XMIN_INTERVAL: Duration = Duration::from_secs(1);
 const XMIN_SHARE: u32 = 50;
+/// How often a poller looks whether there can be a slot by now.
+const SLOT_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the creation of the slot may wait where the table can be polled instead.
+const CREATION_MAX: Duration = Duration::from_secs(10);
 
 /// What a session at the table does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +75,50 @@ pub struct Poll {
     pub flushed: Lsn,
     began: Duration,
     sent: u64,
+}
+
+/// When a poller hands over to a slot.
+#[derive(Debug)]
+pub struct HandOver {
+    /// None: never.
+    next_look: Option<Duration>,
+    /// What a slot would have waited for at the last look. None: there was no look.
+    held_by: Option<OldestPid>,
+}
+
+/// The backend of the oldest open transaction, where one is open. A prepared one has no backend.
+pub type OldestPid = Option<Option<i32>>;
+
+impl HandOver {
+    /// A poller begins at `now`, and hands over if it `may_stream`.
+    pub fn new(may_stream: bool, now: Duration) -> HandOver {
+        HandOver {
+            next_look: may_stream.then_some(now + SLOT_INTERVAL),
+            held_by: None,
+        }
+    }
+
+    /// Whether to look for what [`HandOver::looked`] takes.
+    pub fn is_due(&self, now: Duration) -> bool {
+        self.next_look.is_some_and(|at| at <= now)
+    }
+
+    /// Whether to hand over, after a look: the oldest open transaction, and whether the server has
+    /// what a slot needs.
+    pub fn looked(&mut self, oldest: OldestPid, can_have_slot: bool, now: Duration) -> bool {
+        self.next_look = Some(now + SLOT_INTERVAL);
+        // The creation of a slot waits for open transactions, and nothing is published meanwhile.
+        // One look is not enough.
+        let before = self.held_by.replace(oldest);
+        let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
+        !waits && can_have_slot
+    }
+
+    /// Whether a slot whose creation has `waited` is given up: the table is polled instead, if it
+    /// `can_be_polled`.
+    pub fn gives_way(can_be_polled: bool, waited: Duration) -> bool {
+        can_be_polled && waited >= CREATION_MAX
+    }
 }
 
 /// A row that a query gave.
@@ -814,5 +862,42 @@ mod tests {
         let versions = [(Some(15), 34), (Some(15), 36)];
         assert_eq!(poll(&mut read, &versions), [false, true]);
         assert_eq!(read.publisher.judge.rows[0].copied, 2);
+    }
+
+    #[test]
+    fn a_poller_hands_over_once_no_transaction_holds_up_a_slot() {
+        let mut looked_at = Duration::ZERO;
+        let mut hand_over = HandOver::new(true, looked_at);
+        let pid = |pid| Some(Some(pid));
+        for (oldest, can_have_slot, expected) in [
+            // Nobody knows how long it has been open.
+            (pid(1), true, false),
+            (pid(1), true, false),
+            // They are short.
+            (pid(2), true, true),
+            (None, true, true),
+            (None, false, false),
+            (pid(3), true, true),
+            // A prepared one.
+            (Some(None), true, true),
+            (Some(None), true, false),
+        ] {
+            let now = looked_at + SLOT_INTERVAL;
+            assert!(!hand_over.is_due(now - Duration::from_millis(1)));
+            assert!(hand_over.is_due(now));
+            let hands_over = hand_over.looked(oldest, can_have_slot, now);
+            assert_eq!(hands_over, expected, "{oldest:?} {can_have_slot}");
+            looked_at = now;
+        }
+        let polls = HandOver::new(false, Duration::ZERO);
+        assert!(!polls.is_due(Duration::MAX));
+    }
+
+    #[test]
+    fn a_slot_whose_creation_waits_is_given_up_where_the_table_can_be_polled() {
+        let short = CREATION_MAX - Duration::from_millis(1);
+        assert!(!HandOver::gives_way(true, short));
+        assert!(HandOver::gives_way(true, CREATION_MAX));
+        assert!(!HandOver::gives_way(false, Duration::MAX));
     }
 }

@@ -206,6 +206,7 @@ fn what_no_slot_sends_is_read_from_the_table() {
         Path::StoppedAtTable,
         Path::Polled,
         Path::HandedOver,
+        Path::SlotHeld,
         Path::SlotDropped,
     ];
     let plan = |seed: u64| {

@@ -390,6 +390,8 @@ pub(super) enum Path {
     /// A table was polled, and a slot took over.
     Polled,
     HandedOver,
+    /// A slot was given up, because its creation waited.
+    SlotHeld,
     /// Rows of an open transaction were delivered, and were not read again.
     LeftOut,
     /// A relay had its turn after the other one.

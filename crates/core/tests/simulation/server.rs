@@ -13,6 +13,7 @@ use walrelay_core::snapshot::Snapshot;
 use walrelay_core::start::SlotNow;
 use walrelay_core::stored::Outboxes;
 use walrelay_core::stream_record::Versioned;
+use walrelay_core::table_read::OldestPid;
 
 use crate::pgoutput;
 
@@ -599,6 +600,11 @@ impl Server {
         now < self.unread_until
     }
 
+    /// Its relay drops the slot.
+    pub(super) fn drop_slot(&mut self) {
+        self.has_slot = false;
+    }
+
     /// The slot is dropped, and perhaps somebody makes another.
     pub(super) fn lose_slot(&mut self, is_made_again: bool, random: &mut fastrand::Rng) {
         self.end_session();
@@ -606,6 +612,12 @@ impl Server {
         if is_made_again {
             self.make_slot(random);
         }
+    }
+
+    /// The backend of the transaction that has been open for longest.
+    pub(super) fn oldest_running(&self) -> OldestPid {
+        let xid = self.running.iter().min()?;
+        Some(i32::try_from(*xid).ok())
     }
 
     /// A slot in place of the one before: where it begins, and what had ended by then.

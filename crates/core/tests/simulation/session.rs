@@ -222,7 +222,7 @@ impl World {
             publisher.begin_look();
             publisher.judge.parking.begin(tables.index());
         }
-        self.relay.reading = Some(Reading::new(publisher, start, delivered));
+        self.relay.reading = Some(Reading::new(publisher, start, delivered, self.now));
         self.server.own();
         self.note(Step::Reads {
             relay: self.relay.number,

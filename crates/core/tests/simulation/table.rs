@@ -4,6 +4,7 @@
 //! is next, which rows are read, what of them is published and what is stored.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use walrelay_core::catch_up::{Key, Rows, Which};
 use walrelay_core::config::OutboxConfig;
@@ -16,7 +17,11 @@ use walrelay_core::recovery::{TableStart, TableTask};
 use walrelay_core::sessions::Ended;
 use walrelay_core::snapshot::Snapshot;
 use walrelay_core::stored::Stored;
-use walrelay_core::table_read::{Scan, ScanStep, TableRead, TableRow, TableStep, Untaken};
+use walrelay_core::table_read::{
+    HandOver, Scan, ScanStep, TableRead, TableRow, TableStep, Untaken,
+};
+
+use walrelay_spec::trace::Step;
 
 use super::broker::Producer;
 use super::plan::Path;
@@ -29,6 +34,7 @@ const CHECKPOINT_ROWS: u64 = 3;
 /// A session at the table.
 pub(super) struct Reading {
     pub(super) read: TableRead<Producer>,
+    hand_over: HandOver,
     query: Option<Query>,
 }
 
@@ -66,11 +72,13 @@ impl Reading {
         publisher: Publisher<Producer>,
         start: TableStart,
         delivered: Vec<RowId>,
+        now: Duration,
     ) -> Reading {
         let delivered = delivered.into_iter().collect();
         let found = PublishedVersions::default();
         Reading {
             read: TableRead::new(publisher, start, delivered, found, CHECKPOINT_ROWS),
+            hand_over: HandOver::new(true, now),
             query: None,
         }
     }
@@ -105,12 +113,7 @@ impl World {
                 self.reached.count(Path::ReadFinished, 1);
                 self.begin_scan(until, self.server.end());
             }
-            TableStep::MakeSlot => {
-                let (begins, snapshot) = self.server.make_slot(&mut self.random);
-                self.note_slot(Some(self.relay.number));
-                let reading = self.relay.reading.as_mut().unwrap();
-                reading.read.slot_made(begins, snapshot);
-            }
+            TableStep::MakeSlot => self.make_slot(),
             TableStep::CatchUp(until) => {
                 self.reached.count(
                     Path::ReadResumed,
@@ -131,14 +134,36 @@ impl World {
         Ok(())
     }
 
+    /// The slot is made, or given up where its creation waits for too long.
+    fn make_slot(&mut self) {
+        let waits = self.server.oldest_running().is_some() && self.random.u8(0..4) == 0;
+        let waited = Duration::from_secs(self.random.u64(0..20));
+        if waits && HandOver::gives_way(self.server.has_keys, waited) {
+            self.server.drop_slot();
+            self.note(Step::SlotLost);
+            self.reached.count(Path::SlotHeld, 1);
+            self.session_done(Ended::Held("the model waits for long".to_owned()));
+            return;
+        }
+        let (begins, snapshot) = self.server.make_slot(&mut self.random);
+        self.note_slot(Some(self.relay.number));
+        let reading = self.relay.reading.as_mut().unwrap();
+        reading.read.slot_made(begins, snapshot);
+    }
+
     /// A poll begins, unless a slot can take over.
     fn begin_poll(&mut self) -> Result<(), Error> {
         self.look_at_catalogs()?;
-        let read = &mut self.relay.reading.as_mut().unwrap().read;
-        if read.kept.is_some() && !self.server.forbids(self.now) && self.random.bool() {
-            self.reached.count(Path::HandedOver, 1);
-            read.hand_over();
-            return Ok(());
+        let Reading {
+            read, hand_over, ..
+        } = self.relay.reading.as_mut().unwrap();
+        if read.kept.is_some() && hand_over.is_due(self.now) {
+            let oldest = self.server.oldest_running();
+            if hand_over.looked(oldest, !self.server.forbids(self.now), self.now) {
+                self.reached.count(Path::HandedOver, 1);
+                read.hand_over();
+                return Ok(());
+            }
         }
         let end = self.server.end();
         read.begin_poll(&self.server.snapshot(), end, end, self.now);
