@@ -20,7 +20,7 @@
 //! | promise | decided in | one of the tests that fail | mutants |
 //! |---|---|---|---|
 //! | P1 confirm | the place of an event [`event`] (`assemble.rs`), [`position`]; the position [`ledger`], [`publisher::pipeline`]; the LSN [`ledger::confirm`]; whether the position belongs to the slot [`start`], [`recovery`]; an ack `src/sink/` | simulation `nothing_is_lost_or_reordered` | 01 to 17, 35, 38, 56 to 58, 65, 77 to 79, 81, 82, 101, 105 |
-//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`], [`publisher::retry_batch`]; on a bus that answers for each record [`lanes`]; in Kafka `src/sink/kafka/` (`options.rs`, `partitions.rs`) | simulation `nothing_is_lost_or_reordered`, `lanes_keep_the_order` | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 84, 85, 121, 122 |
+//! | P2 order | [`publisher`], [`publisher::quarantine`], [`publisher::delivered_before`], [`publisher::parked_index`], [`publisher::retry_batch`]; on a bus that answers for each record [`lanes`]; in Kafka `src/sink/kafka/` (`options.rs`, `partitions.rs`) | simulation `nothing_is_lost_or_reordered`, `lanes_keep_the_order` | 18 to 22, 34, 46, 50, 55, 59 to 62, 70, 83, 84, 85, 121, 122, 126 |
 //! | P1, P2 after the turn of another relay | [`turn`], [`left`], [`stored`], [`ledger::trail`]; the id is stored by `src/relay/store.rs` | simulation `a_relay_that_takes_over` | 33, 71 to 75, 87 |
 //! | P3 nothing skipped | [`decode`], [`event`]; [`publisher::judge`], [`publisher::quarantine`], [`parked`] | simulation `events_that_are_refused` | 23, 37, 44, 48, 49, 90, 91, 93, 103, 104 |
 //! | P4 memory | `Publisher::intake_closed` ([`publisher`]), [`ledger`] | `ledger::tests::events_in_flight_are_bounded` | 24 |

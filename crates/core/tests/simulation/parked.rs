@@ -392,6 +392,8 @@ impl Pass {
             reached.count(Path::RetryAway, 1);
             return step;
         };
+        let is_inside = done > 0 && refusal.is_some();
+        reached.count(Path::RetryFailedInside, u64::from(is_inside));
         let is_certain = refusal.as_ref().map(|refusal| refusal.is_certain);
         match (walk.sent(&held, done, is_certain), refusal) {
             (WalkStep::Read, _) => self.walk = Some(walk),

@@ -362,6 +362,9 @@ pub(super) enum Path {
     Parked,
     Retried,
     RetryFailed,
+    /// Events before it in its batch were delivered.
+    RetryFailedInside,
+    /// The bus was gone.
     RetryAway,
     Dropped,
     /// Requests that waited until the position was stored.
