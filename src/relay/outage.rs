@@ -190,19 +190,49 @@ pub(super) fn halting(error: Error, config: &Config) -> Error {
     let known = error
         .any_remedy()
         .unwrap_or_else(|| Remedy::from("see what the error names"));
-    let fix = Remedy::from("nothing was skipped, and nothing behind this event is delivered. ")
+    let fix = Remedy::from("nothing was skipped: the next start goes on with this event. ")
         .and(known)
         .and(format!(
             ". To give it up instead, {before}start the relay once as `"
         ))
         .and(run)
         .and(format!(
-            "` until it logs event_given_up. With {} in place of skip, the event is kept",
+            "` until it logs event_given_up. With {} for that and all later starts, the event is \
+             kept",
             if config.sink.kind.capabilities().dead_letters {
-                "park or dead-letter"
+                "dead-letter in place of skip, or with park"
             } else {
-                "park, for that and all later starts,"
+                "park in place of skip,"
             }
         ));
     error.remedy(fix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::supervisor::tests::config;
+
+    /// A later start with another `delivery.on_error` is refused while an event is parked, and some
+    /// buses have acked records behind the one that is refused.
+    #[test]
+    fn the_recipe_of_a_stop_says_how_long_to_park_and_claims_nothing_of_later_events() {
+        let error = Error::new(Kind::RecordTooLarge, "too large").remedy("raise the limit");
+        let fix = halting(error.clone(), &config("stop"))
+            .what_to_do()
+            .unwrap();
+        assert!(
+            fix.starts_with("nothing was skipped: the next start goes on with this event. raise")
+                && fix.contains(" run --slot orders --on-error skip` until it logs"),
+            "{fix}"
+        );
+        assert!(
+            fix.ends_with(
+                "With dead-letter in place of skip, or with park for that and all later starts, \
+                 the event is kept"
+            ),
+            "{fix}"
+        );
+        assert_eq!(halting(error.clone(), &config("park")), error);
+    }
 }
