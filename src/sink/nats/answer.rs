@@ -243,8 +243,7 @@ pub(super) fn silent(topic: &str) -> Error {
 
 /// The stream cannot take it now. The record is tried again.
 pub(super) fn later(topic: &str, cause: &str) -> Error {
-    let remedy = "see whether the stream has a leader and room: nats stream report. The relay \
-                  tries again";
+    let remedy = "see whether the stream has a leader and room: nats stream report";
     refused(topic, cause, remedy).with_kind(Kind::BusUnreachable)
 }
 
@@ -317,6 +316,13 @@ mod tests {
         assert_eq!(kind(400, ACCOUNT_FULL), Kind::BusUnreachable);
         assert_eq!(kind(503, 10008), Kind::BusUnreachable, "no leader");
         assert_eq!(kind(429, 10167), Kind::BusUnreachable, "too many requests");
+    }
+
+    /// It is also the remedy of an event that was given up, and of one that ended the relay.
+    #[test]
+    fn the_remedy_of_what_is_not_taken_now_does_not_say_that_it_comes_again() {
+        let fix = later("t", "full").what_to_do().unwrap();
+        assert!(fix.ends_with("nats stream report"), "{fix}");
     }
 
     #[test]

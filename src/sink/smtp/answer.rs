@@ -66,10 +66,10 @@ pub(super) fn said(phase: Phase, reply: &Reply) -> Said {
         (Phase::Mail { .. }, 421) => Said::Closing,
         (Phase::Recipient { wait }, 400..=499) => Said::Refused {
             // Of no topic: other recipients may be taken.
-            error: error(Kind::TopicRefused).remedy(WAITS),
+            error: error(Kind::TopicRefused).remedy(NOT_NOW),
             after: Some(wait),
         },
-        (_, 400..=499) => refused(Kind::BusUnreachable, WAITS),
+        (_, 400..=499) => refused(Kind::BusUnreachable, NOT_NOW),
         (_, 530 | 535 | 538) => Said::Unusable(unusable(reply)),
         (Phase::Mail { .. } | Phase::End, 552) => refused(
             Kind::RecordTooLarge,
@@ -96,7 +96,8 @@ pub(super) fn said(phase: Phase, reply: &Reply) -> Said {
     }
 }
 
-const WAITS: &str = "wait: the mail comes again; the server's log says why it does not take it now";
+/// Whether the mail comes again is said where that is known.
+const NOT_NOW: &str = "the server's log says why it does not take the mail now";
 
 /// The server refuses this client by `reply`.
 pub(super) fn unusable(reply: &Reply) -> Error {
@@ -195,6 +196,18 @@ mod tests {
                     assert_eq!(of(*phase, *code), class, "{phase:?} {code}");
                 }
             }
+        }
+    }
+
+    /// It is also the remedy of a mail that was given up, and of one that ended the relay.
+    #[test]
+    fn the_remedy_of_a_mail_that_is_not_taken_now_does_not_say_that_it_comes_again() {
+        for phase in [MAIL, RECIPIENT, Phase::Data, Phase::End] {
+            let lines = vec!["try later".to_owned()];
+            let Said::Refused { error, .. } = said(phase, &Reply { code: 451, lines }) else {
+                panic!("{phase:?}")
+            };
+            assert_eq!(error.what_to_do().as_deref(), Some(NOT_NOW), "{phase:?}");
         }
     }
 
