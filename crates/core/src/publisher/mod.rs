@@ -596,7 +596,8 @@ impl<S: Sink> Publisher<S> {
         let mut withdrawn = self.sink.withdraw(ticket).into_iter();
         let first = || Some(Arc::unwrap_or_clone(withdrawn.next()?.1));
         let (Some(id), Some(record)) = (&event.id, isolated.clone().or_else(first)) else {
-            let error = error.about(at);
+            let mut error = error.about(at);
+            error.is_of_event = true;
             // It was tried as often as is configured.
             return Err(match error.kind().disposition() {
                 Disposition::RetryThenGiveUp => error.with_kind(Kind::BusRefused),

@@ -94,10 +94,10 @@ fn row(id: &str) -> Lab {
 }
 
 /// The bus refuses the record that is on its way.
-fn refuse(publisher: &mut Publisher<Bus>, now: Instant) -> Result<()> {
+fn refuse(publisher: &mut Publisher<Bus>, kind: Kind, now: Instant) -> Result<()> {
     let lanes = &mut publisher.sink.0;
     let attempt = lanes.next(now).expect("a record");
-    let error = Error::new(Kind::Record, "refused");
+    let error = Error::new(kind, "refused");
     lanes.ended(attempt.id, Outcome::Refused { error, after: None }, now);
     lanes.take_deliveries(&mut publisher.deliveries);
     publisher.delivered()
@@ -114,12 +114,25 @@ fn a_record_that_waits_for_room_is_not_sent_behind_a_refused_one_that_halts() {
         }
         assert!(publisher.is_pending());
         for number in 1..=refusals {
-            let halted = refuse(&mut publisher, now).is_err_and(|error| error.kind().halts());
+            let halted =
+                refuse(&mut publisher, Kind::Record, now).is_err_and(|error| error.kind().halts());
             assert_eq!(halted, number == refusals, "{on_error:?}");
             publisher.retry_pending().unwrap();
         }
         assert!(publisher.sink.0.next(now).is_none(), "{on_error:?}");
     }
+}
+
+/// How to give the event up is said of those.
+#[test]
+fn a_record_that_was_tried_often_enough_and_ends_the_relay_is_of_one_event() {
+    let now = Instant::now();
+    let mut publisher = publisher(OnError::Stop);
+    publisher.setup.delivery.retry.attempts = 0;
+    publisher.publish(&row("a").event(), now).unwrap();
+    let error = refuse(&mut publisher, Kind::TopicRefused, now).unwrap_err();
+    assert_eq!(error.kind(), Kind::BusRefused);
+    assert!(error.is_of_event);
 }
 
 /// A topic that refuses has an answer of the bus: that servers are out of reach is no part of it.
