@@ -15,6 +15,9 @@ use walrelay_core::error::{Error, Kind, with_causes};
 /// A receiver that asks for a longer wait gets this one.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
+/// Whether the record comes again is said where that is known.
+const SEE_ITS_LOG: &str = "see the receiver's log, which says why it does not take the record";
+
 /// Judges the head of an answer, at `now`. `is_for_topic` where the topic is part of the URL.
 ///
 /// <https://www.rfc-editor.org/rfc/rfc9110#section-15>
@@ -33,10 +36,16 @@ pub(super) fn judge(
                 .remedy("correct webhook.authorization_file, or the rights at the receiver");
             return Answer::Away(Away::Unusable(error));
         }
-        413 => refused(Kind::RecordTooLarge),
-        400 | 405 | 406 | 411 | 414 | 415 | 422 | 431 | 501 => refused(Kind::Record),
+        413 => refused(Kind::RecordTooLarge).remedy(
+            "raise the receiver's limit, or keep large payloads out of the outbox with a CHECK",
+        ),
+        400 | 405 | 406 | 411 | 414 | 415 | 422 | 431 | 501 => {
+            refused(Kind::Record).remedy(SEE_ITS_LOG)
+        }
         // It may take the record later.
-        408 | 409 | 425 | 429 | 500 | 502..=599 => refused(Kind::BusUnreachable),
+        408 | 409 | 425 | 429 | 500 | 502..=599 => {
+            refused(Kind::BusUnreachable).remedy(SEE_ITS_LOG)
+        }
         300..=399 => refused(Kind::TopicRefused).remedy(
             "set webhook.url to the place that the receiver moved to: redirects are not followed",
         ),
@@ -147,6 +156,9 @@ mod tests {
                     panic!("{status}")
                 };
                 assert_eq!(error.kind(), kind, "{status}");
+                // A receiver has no topic that somebody could create.
+                let given_up = error.with_kind(Kind::TopicRefused).what_to_do().unwrap();
+                assert!(given_up.contains("receiver"), "{status}: {given_up}");
             }
         }
         for status in [401, 407] {
