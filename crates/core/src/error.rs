@@ -150,10 +150,9 @@ impl Kind {
                 "see what can be chosen in docs/explanation/recovery.md; nothing was \
                               lost so far",
             ),
-            Kind::Event | Kind::Record | Kind::RecordTooLarge => Remedy::from(
-                "remove what keeps the event from being delivered, or let delivery.on_error say \
-                 what becomes of such events",
-            ),
+            Kind::Event | Kind::Record | Kind::RecordTooLarge => {
+                Remedy::from("remove what keeps the event from being delivered")
+            }
             Kind::BusUnreachable => Remedy::from(
                 "check that the servers of the bus run and can be reached from here, and try \
                  again",
@@ -753,6 +752,9 @@ mod tests {
                 .as_deref(),
             Some("this")
         );
+        // What becomes of it was decided, and `replay` has no choice.
+        let of_event = Error::new(Kind::Event, "x").what_to_do().unwrap();
+        assert!(!of_event.contains("on_error"), "{of_event}");
         let unreachable = Error::new(Kind::BusUnreachable, "it is tried again");
         assert!(
             unreachable.any_remedy().is_none()
