@@ -241,7 +241,7 @@ impl<S: Sink> Publisher<S> {
                 }
                 Err(error) => {
                     let record = router.unrouted(event);
-                    let error = error.into_error(&self.setup.slot);
+                    let error = error.into_error(&self.setup.slot, known.id.is_none());
                     known.parks = self.setup.parks(event);
                     self.give_up(known, record, &Verdict::of(error))
                 }

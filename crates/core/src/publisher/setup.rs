@@ -70,12 +70,14 @@ impl Setup {
             }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row && is_searched => {
                 Remedy::from(
-                    "then update its row to what outbox.pending selects: the relay publishes it",
+                    "then update its row to what outbox.pending selects, corrected where it is at \
+                     fault: the relay publishes it",
                 )
             }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
-                Remedy::from("then publish its row, if it is still in the table: ")
-                    .and(of_command("replay"))
+                let row = "then publish its row, corrected where it is at fault, if it is still \
+                           in the table: ";
+                Remedy::from(row).and(of_command("replay"))
             }
             OnError::DeadLetter => Remedy::from(
                 "then produce the dead letter to its topic with a tool of the bus: see \
@@ -178,4 +180,45 @@ fn typed(id: &[u8]) -> &str {
         .ok()
         .filter(is_plain)
         .unwrap_or("ID")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+    use crate::publisher::tests::setup;
+    use crate::testing::{COLUMNS, Lab};
+
+    /// What is said of an event that was given up, for which `error` is the reason.
+    fn fix(on_error: OnError, error: &Error, change: impl FnOnce(&mut Setup)) -> String {
+        let mut setup = setup(DeliveryConfig {
+            on_error,
+            ..DeliveryConfig::default()
+        });
+        change(&mut setup);
+        let values = ["7", "order", "1", "placed", "{}"].map(Some);
+        let lab = Lab::new(&setup.outboxes[0], &COLUMNS, &values);
+        let fix = setup.fix_of_given_up(&EventId::of(&lab.event()), error);
+        fix.unwrap()
+    }
+
+    #[test]
+    fn a_row_that_is_published_again_is_corrected_first_where_it_is_at_fault() {
+        let error = Error::new(Kind::Event, "no topic").remedy("correct the route");
+        for on_error in [OnError::DeadLetter, OnError::Skip] {
+            assert_eq!(
+                fix(on_error, &error, |_| {}),
+                "correct the route; then publish its row, corrected where it is at fault, if it is \
+                 still in the table: walrelay replay --slot orders --id 7"
+            );
+            let pending = |setup: &mut Setup| {
+                setup.outboxes[0].upkeep.pending = Some("sent is null".to_owned());
+            };
+            assert_eq!(
+                fix(on_error, &error, pending),
+                "correct the route; then update its row to what outbox.pending selects, corrected \
+                 where it is at fault: the relay publishes it"
+            );
+        }
+    }
 }

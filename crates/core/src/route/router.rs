@@ -478,13 +478,13 @@ const CORRECT: &str = "If the template or its column is not the one that was mea
                        gives NULL a value. Otherwise keep such rows out with a CHECK on the column";
 
 impl RouteError {
-    /// The error for an operator, with slot and remedy.
-    pub fn into_error(self, slot: &SlotName) -> Error {
-        // The slot sends the row as it was inserted.
-        let row = if self.place.via == Via::Slot {
-            ""
-        } else {
+    /// The error for an operator, with slot and remedy. `ends`: it ends the relay, or the replay.
+    pub fn into_error(self, slot: &SlotName, ends: bool) -> Error {
+        // The slot sends the row as it was inserted, and a parked event has it as it was.
+        let row = if ends && self.place.via != Via::Slot {
             "Correct the row in the table, or delete it. "
+        } else {
+            ""
         };
         let mut error = Error::new(Kind::Event, self.problem)
             .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
@@ -863,7 +863,7 @@ mod tests {
         let error = Routes::new(|_| {})
             .try_route(TEXT, &row)
             .unwrap_err()
-            .into_error(&"orders".parse().unwrap());
+            .into_error(&"orders".parse().unwrap(), true);
         assert_eq!(error.kind(), Kind::Event);
         let start = "slot orders: event at index 3 of the transaction at 0/64, row \"7\\u{1}\": \
                      template \
@@ -881,6 +881,33 @@ mod tests {
             error.is_of_event && error.what_to_do().unwrap().starts_with("If the template"),
             "{error:?}"
         );
+    }
+
+    /// One that is given up may be deleted by then, and a parked event is tried as it was.
+    #[test]
+    fn a_row_of_the_table_is_to_be_corrected_where_it_ends_the_relay() {
+        let error = |via, ends| {
+            let place = Place {
+                via,
+                ..Place::default()
+            };
+            let problem = RouteProblem::NoTopic {
+                template: "{a}".to_owned(),
+                column: "a".to_owned(),
+            };
+            let id = Shown::of(b"7");
+            let error = RouteError { place, id, problem };
+            error.into_error(&"orders".parse().unwrap(), ends)
+        };
+        for (via, ends, start) in [
+            (Via::Table, true, "Correct the row in the table"),
+            (Via::Replay, true, "Correct the row in the table"),
+            (Via::Table, false, CORRECT),
+            (Via::Slot, true, CORRECT),
+        ] {
+            let fix = error(via, ends).what_to_do().unwrap();
+            assert!(fix.starts_with(start), "{via:?}, {ends}: {fix}");
+        }
     }
 
     #[test]
