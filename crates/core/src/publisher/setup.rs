@@ -59,13 +59,22 @@ impl Setup {
         let is_searched = outbox.is_some_and(|outbox| outbox.upkeep.pending.is_some());
         let then = match self.delivery.on_error {
             OnError::Park => {
-                let is_of_row = error.kind().disposition() == Disposition::GiveUp && has_row;
-                let or_replay = if is_of_row {
+                let or_replay = if has_row {
                     " (once its row was corrected, drop it and replay the row instead)"
                 } else {
                     ""
                 };
-                let again = format!("then have the event tried again, as it was{or_replay}: ");
+                let again = match error.kind().disposition() {
+                    Disposition::RetryThenGiveUp => {
+                        "then the relay tries the event again; at once, or after the last \
+                         attempt: "
+                            .to_owned()
+                    }
+                    _ => format!(
+                        "then start the relay again if its settings were changed, and have the \
+                         event tried again, as it was{or_replay}: "
+                    ),
+                };
                 Remedy::from(again).and(of_command("parked retry"))
             }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row && is_searched => {
@@ -200,6 +209,26 @@ mod tests {
         let lab = Lab::new(&setup.outboxes[0], &COLUMNS, &values);
         let fix = setup.fix_of_given_up(&EventId::of(&lab.event()), error);
         fix.unwrap()
+    }
+
+    /// A retry is made with the settings of the relay, and one of a topic that refuses by itself.
+    #[test]
+    fn a_parked_event_is_tried_again_by_the_relay() {
+        let too_large = Error::new(Kind::RecordTooLarge, "1 MB").remedy("raise message.max.bytes");
+        assert_eq!(
+            fix(OnError::Park, &too_large, |_| {}),
+            "raise message.max.bytes; then start the relay again if its settings were changed, \
+             and have the event tried again, as it was (once its row was corrected, drop it and \
+             replay the row instead): walrelay parked retry --slot orders --id 7"
+        );
+        let deletes = |setup: &mut Setup| setup.outboxes[0].upkeep.delete = true;
+        assert!(!fix(OnError::Park, &too_large, deletes).contains("replay"));
+        let refused = Error::new(Kind::TopicRefused, "no such topic").remedy("create it");
+        assert_eq!(
+            fix(OnError::Park, &refused, |_| {}),
+            "create it; then the relay tries the event again; at once, or after the last attempt: \
+             walrelay parked retry --slot orders --id 7"
+        );
     }
 
     #[test]
