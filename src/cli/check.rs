@@ -244,7 +244,7 @@ impl Reading<'_> {
         };
         let mut found = Found::of_row(values.first().cloned().flatten(), chosen);
         let position = outbox.route.position_header.as_deref();
-        let routed = sampled.routed(&values, |record| {
+        let routed = sampled.routed(&values, config.delivery.on_error, |record| {
             let admitted = admission.as_ref().map_or(Ok(()), |admits| admits(record));
             (Shown::of(record, position, *with_body), admitted)
         });

@@ -518,7 +518,7 @@ async fn rows(
             };
             (record.topic.to_owned(), found)
         };
-        match sampled.routed(row, largest) {
+        match sampled.routed(row, config.delivery.on_error, largest) {
             Ok((topic, found)) => {
                 let largest = seen.topics.entry(topic).or_default();
                 let known = largest.take().into_iter();

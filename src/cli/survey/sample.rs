@@ -5,7 +5,7 @@ use crate::postgres::quote::{quote_list, quote_own_rows};
 use crate::source::catalog::Catalog;
 use crate::suggest::ordering;
 use walrelay_core::catalog::{self, Table};
-use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::config::{OnError, OutboxConfig, TableName};
 use walrelay_core::decode::RelationColumn;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::{Place, Polled, Via};
@@ -68,6 +68,7 @@ impl Sampled<'_> {
     pub(in crate::cli) fn routed<T>(
         &self,
         values: &[Option<String>],
+        on_error: OnError,
         take: impl FnOnce(&Record<'_>) -> T,
     ) -> Result<T> {
         let Sampled {
@@ -106,7 +107,7 @@ impl Sampled<'_> {
                 Err(Error::new(Kind::Event, cause).remedy(remedy))
             }
             Ok(event) => match router.route(&event) {
-                Err(error) => Err(error.of_sample()),
+                Err(error) => Err(error.of_sample(on_error)),
                 Ok(routed) => Ok(routed.with_record(take)),
             },
         }

@@ -9,7 +9,7 @@ use serde_json::Map;
 use super::{OwnedRecord, Record};
 use crate::config::outbox::{RouteConfig, TopicNames, TopicRule};
 use crate::config::text::is_own_header;
-use crate::config::{NullHeaders, OutboxConfig, SlotName, ValueConfig};
+use crate::config::{NullHeaders, OnError, OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
 use crate::event::{Event, Place, Row, Shown, Via};
 use crate::template::{Bound, Moment, RenderError, Template, UnknownColumn, bytea, members};
@@ -494,10 +494,16 @@ impl RouteError {
     }
 
     /// The error for a row that is read from the table, and has no place.
-    pub fn of_sample(self) -> Error {
+    pub fn of_sample(self, on_error: OnError) -> Error {
+        let run = match on_error {
+            OnError::Stop => "stops at such a row",
+            OnError::Park => "parks the event of such a row",
+            OnError::DeadLetter => "makes a dead letter of such a row",
+            OnError::Skip => "publishes no event of such a row",
+        };
         Error::new(Kind::Event, self.problem)
             .of_row(self.id)
-            .remedy(format_args!("`run` stops at such a row. {CORRECT}"))
+            .remedy(format_args!("`run` {run}. {CORRECT}"))
     }
 }
 
@@ -883,22 +889,44 @@ mod tests {
         );
     }
 
+    /// Of a row with NULL in column `a`, of which the topic is made.
+    fn no_topic(via: Via) -> RouteError {
+        RouteError {
+            place: Place {
+                via,
+                ..Place::default()
+            },
+            id: Shown::of(b"7"),
+            problem: RouteProblem::NoTopic {
+                template: "{a}".to_owned(),
+                column: "a".to_owned(),
+            },
+        }
+    }
+
+    #[test]
+    fn a_sampled_row_says_what_run_does_at_such_a_row() {
+        for (on_error, does) in [
+            (OnError::Stop, "`run` stops at such a row. "),
+            (OnError::Park, "`run` parks the event of such a row. "),
+            (
+                OnError::DeadLetter,
+                "`run` makes a dead letter of such a row. ",
+            ),
+            (OnError::Skip, "`run` publishes no event of such a row. "),
+        ] {
+            let fix = no_topic(Via::Slot)
+                .of_sample(on_error)
+                .what_to_do()
+                .unwrap();
+            assert_eq!(fix, format!("{does}{CORRECT}"));
+        }
+    }
+
     /// One that is given up may be deleted by then, and a parked event is tried as it was.
     #[test]
     fn a_row_of_the_table_is_to_be_corrected_where_it_ends_the_relay() {
-        let error = |via, ends| {
-            let place = Place {
-                via,
-                ..Place::default()
-            };
-            let problem = RouteProblem::NoTopic {
-                template: "{a}".to_owned(),
-                column: "a".to_owned(),
-            };
-            let id = Shown::of(b"7");
-            let error = RouteError { place, id, problem };
-            error.into_error(&"orders".parse().unwrap(), ends)
-        };
+        let error = |via, ends| no_topic(via).into_error(&"orders".parse().unwrap(), ends);
         for (via, ends, start) in [
             (Via::Table, true, "Correct the row in the table"),
             (Via::Replay, true, "Correct the row in the table"),
