@@ -163,12 +163,16 @@ impl ParkedIndex {
     pub fn park(&mut self, event: ParkedRef) -> Result<(), Error> {
         if self.count >= EVENTS_MAX + self.beyond {
             let cause = format!("{} events are parked, which is the limit", self.count);
-            return Err(Error::new(Kind::Event, cause)
-                .remedy(Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
-                "; while the relay is stopped, ask for retries and drops with `parked retry` and \
-                 `parked drop`: the \
-                     relay does them first at its next start",
-            )));
+            let ask = |name| NextCommand::new(name).flag("all");
+            return Err(Error::new(Kind::Event, cause).remedy(
+                Remedy::from("see them with `")
+                    .and(NextCommand::new("parked list"))
+                    .and("`; while the relay is stopped, ask for retries with `")
+                    .and(ask("parked retry"))
+                    .and("`, or give them up with `")
+                    .and(ask("parked drop"))
+                    .and("`: the relay does that first at its next start"),
+            ));
         }
         if let Some(since_look) = &mut self.since_look {
             since_look.push(event.clone());
@@ -792,10 +796,11 @@ mod tests {
         begin(&mut parking, of(EVENTS_MAX - 1), Vec::new());
         parking.park(waiting(0, 2, None)).unwrap();
         let error = parking.park(waiting(0, 1, None)).unwrap_err();
-        assert!(
-            error.kind().halts() && error.what_to_do().is_some(),
-            "{error}"
-        );
+        assert!(error.kind().halts(), "{error}");
+        let fix = error.what_to_do().unwrap();
+        for command in ["parked list", "parked retry --all", "parked drop --all"] {
+            assert!(fix.contains(&format!("`walrelay {command}`")), "{fix}");
+        }
         parking.release(&one(7));
         parking.park(waiting(0, 3, None)).unwrap();
     }
