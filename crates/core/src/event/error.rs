@@ -149,7 +149,7 @@ impl EventError {
                 "an event keeps the names from when it was written. Name the column that had the \
                  place of {column} in the configuration, and its later name once the relay stops \
                  again; the publication must have no column list. To pass the event over, {}",
-                place.give_up(slot)
+                slot.give_up(place.commit_lsn)
             ),
             EventError::Value {
                 place,
@@ -161,7 +161,7 @@ impl EventError {
                 "nothing was skipped, and nothing behind this row is delivered. Declare column \
                  {column} of {table} NOT NULL, so that no further row can be like this one. To \
                  pass it over, correct or delete the row, {}",
-                place.give_up(slot)
+                slot.give_up(place.commit_lsn)
             ),
             EventError::Value {
                 place,
@@ -171,7 +171,7 @@ impl EventError {
                 "nothing was skipped, and nothing behind this message is delivered. Emit a JSON \
                  object that has the members the configuration names, or configure {MESSAGE_LSN}, \
                  {MESSAGE_PREFIX} and {MESSAGE_CONTENT} instead. To pass it over, {}",
-                place.give_up(slot)
+                slot.give_up(place.commit_lsn)
             ),
             EventError::Value { .. } => {
                 "nothing was skipped. The server sends what no Postgres sends for an insert; \

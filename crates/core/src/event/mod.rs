@@ -19,7 +19,6 @@ pub use error::{Fault, Shown};
 pub(crate) use row::Mapping;
 pub use row::{Polled, Row, RowId};
 
-use crate::config::SlotName;
 use crate::position::Lsn;
 
 /// The place of an event: its transaction, and its index in it. With the server's identity it names
@@ -57,15 +56,6 @@ impl Place {
             (false, true) => other.commit_lsn < self.commit_lsn,
             (false, false) => true,
         }
-    }
-
-    /// How an operator gives up the event's whole transaction, so that `slot` goes on behind it.
-    pub fn give_up(&self, slot: &SlotName) -> String {
-        if self.via != Via::Slot {
-            return "correct the row in the table, or delete it, and start the relay again"
-                .to_owned();
-        }
-        slot.give_up(self.commit_lsn)
     }
 }
 
