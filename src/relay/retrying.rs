@@ -792,7 +792,7 @@ impl RetryRun<'_> {
             tracing::warn!(event = "parked_event_failed", %slot, outbox, %row,
                 place = %held.event.place,
                 class = failure.class, cause = failure.cause, attempts = failure.attempts,
-                wait_ms = failed.retry_in_ms,
+                wait_ms = failed.retry_in_ms, fix = refusal.error.what_to_do(),
                 "a parked event failed again");
         }
         self.shared.metrics.failed_attempts(failure.class, 1);

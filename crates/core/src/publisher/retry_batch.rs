@@ -164,12 +164,12 @@ impl Retries {
         let values = event.columns.iter().map(|column| column.text.as_deref());
         let Ok(mut made) = polled.event(event.place, number, values) else {
             let cause = "the stored columns of the event make no row";
-            return Ok(Err(Error::new(Kind::Event, cause)));
+            return Ok(Err(Error::new(Kind::Event, cause).remedy(replay_instead())));
         };
         made.committed_at_us = event.committed_at_us;
         Ok(match router.route(&made) {
             Ok(routed) => Ok(routed.with_record(OwnedRecord::of)),
-            Err(error) => Err(error.into_error(&self.setup.slot)),
+            Err(error) => Err(error.into_error(&self.setup.slot, false)),
         })
     }
 
@@ -520,6 +520,25 @@ mod tests {
         let mut batch = retries.batch(&[held(1)]).unwrap();
         batch.enqueue(&mut bus);
         assert_eq!(bus.sent, [Ticket(0), Ticket(1)]);
+    }
+
+    #[test]
+    fn an_event_that_cannot_be_made_again_is_dropped_and_its_row_published() {
+        for (is_kept, cause) in [(false, "was not kept"), (true, "make no row")] {
+            let mut held = held(1);
+            held.event.columns.retain_mut(|column| {
+                column.text = None;
+                is_kept
+            });
+            let mut retries = retries();
+            let batch = retries.batch(&[held]).unwrap();
+            assert!(batch.is_over());
+            let refusal = retries.end(batch, None).ended.unwrap().expect("a refusal");
+            assert!(refusal.error.cause().contains(cause), "{}", refusal.error);
+            let fix = refusal.error.what_to_do().unwrap();
+            assert!(fix.contains("parked drop --id ID`"), "{fix}");
+            assert!(fix.contains("replay --id ID"), "{fix}");
+        }
     }
 
     #[test]
