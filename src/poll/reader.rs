@@ -10,7 +10,7 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStre
 
 use crate::conninfo::ConnInfo;
 use crate::poll::select::{Order, Selection, TableFacts, from, rows, written_by};
-use crate::postgres::fault::{self, While};
+use crate::postgres::fault::{self, While, is_about_policy};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
@@ -582,7 +582,9 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
         match bounded(doing, QUERY_TIMEOUT, client.batch_execute(&sql)).await {
             Ok(()) => {}
             // Rows that a policy hides are refused with this state, too, and no right would help.
-            Err(failed) if failed.sqlstate() == Some("42501") && !hides_rows(&failed) => {
+            Err(failed)
+                if failed.sqlstate() == Some("42501") && !is_about_policy(failed.error()) =>
+            {
                 return Ok(false);
             }
             // An expression that Postgres takes alone and not behind ORDER BY, such as a constant.
@@ -593,10 +595,6 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
         }
     }
     Ok(true)
-}
-
-fn hides_rows(failed: &QueryError) -> bool {
-    failed.error().cause().contains("row-level security")
 }
 
 /// Whether `sql` is the column and nothing else.
