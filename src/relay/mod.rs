@@ -35,6 +35,7 @@ mod recovery;
 mod replication;
 mod retrying;
 mod session;
+mod setup;
 mod shared_loop;
 mod stall_watchdog;
 pub mod stop;
@@ -44,9 +45,9 @@ mod supervisor;
 mod table;
 mod table_loop;
 
-pub(crate) use self::producer::setup_of;
 pub(crate) use self::recovery::{can_be_read, rules};
 pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};
+pub(crate) use self::setup::setup_of;
 pub(crate) use self::shared_loop::RETRY_INTERVAL;
 use self::stop::{Stop, StopSignal};
 use self::store::Known;

@@ -5,15 +5,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::relay::setup::setup_of;
 use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::store::Known;
-use crate::sink::{AnySink, BusSink as _, SinkHandle, record_cost_bytes};
+use crate::sink::{AnySink, BusSink as _, SinkHandle};
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::ledger::Limits;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Position;
-use walrelay_core::publisher::Setup;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::quarantine::Quarantine;
 
@@ -203,21 +202,5 @@ impl RelayProducer {
         self.running().is_none_or(|pipeline| {
             pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open()
         })
-    }
-}
-
-/// The configuration of a publisher.
-pub(crate) fn setup_of(config: &Config) -> Setup {
-    let limits = Limits {
-        events: config.sink.max_in_flight_events,
-        bytes: config.sink.max_in_flight_bytes,
-        each: record_cost_bytes(config.sink.kind),
-    };
-    Setup {
-        slot: config.source.slot.clone(),
-        outboxes: config.outboxes.clone(),
-        limits,
-        delivery: config.delivery.clone(),
-        refuses_each: config.sink.kind.bus().refuses_each,
     }
 }

@@ -696,7 +696,7 @@ impl RetryRun<'_> {
         let sent = producer.send(held).await;
         let result =
             sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
-        self.shared.memory().sent(held, &result);
+        self.shared.memory().sent(held, &result.acked);
         let done = result.done();
         let RetryResult {
             accepting, ended, ..

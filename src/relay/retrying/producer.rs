@@ -7,7 +7,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Config;
-use crate::relay::producer::setup_of;
+use crate::relay::setup::setup_of;
 use crate::relay::stall_watchdog::StallGuard;
 use crate::sink::{AnySink, BusSink as _};
 use walrelay_core::error::{Error, Kind, Result};

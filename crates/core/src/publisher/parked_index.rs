@@ -10,7 +10,6 @@ use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::parked::{ParkedRef, ParkedRow, short};
 use crate::position::Lsn;
-use crate::publisher::retry_batch::RetryResult;
 use crate::publisher::write_back::RowPolicy;
 
 /// Events that may be parked: what an operator can look through, and some 40 MB of memory, twice
@@ -411,9 +410,9 @@ struct Blocked {
 }
 
 impl RetryMemory {
-    /// A batch of `held` events was sent, and the bus has some of them.
-    pub fn sent(&mut self, held: &[ParkedRow], result: &RetryResult) {
-        for (held, _) in held.iter().zip(&result.acked).filter(|(_, acked)| **acked) {
+    /// A batch of `held` events was sent, and the bus has those that are `acked`.
+    pub fn sent(&mut self, held: &[ParkedRow], acked: &[bool]) {
+        for (held, _) in held.iter().zip(acked).filter(|(_, acked)| **acked) {
             self.acked.insert(held.id, held.event.place);
         }
     }

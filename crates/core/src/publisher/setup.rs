@@ -64,16 +64,14 @@ impl Setup {
                 } else {
                     ""
                 };
-                let again = match error.kind().disposition() {
-                    Disposition::RetryThenGiveUp => {
-                        "then the relay tries the event again; at once, or after the last \
-                         attempt: "
-                            .to_owned()
-                    }
-                    _ => format!(
+                let again = if error.kind().disposition() == Disposition::RetryThenGiveUp {
+                    "then the relay tries the event again; at once, or after the last attempt: "
+                        .to_owned()
+                } else {
+                    format!(
                         "then start the relay again if its settings were changed, and have the \
                          event tried again, as it was{or_replay}: "
-                    ),
+                    )
                 };
                 Remedy::from(again).and(of_command("parked retry"))
             }

@@ -336,7 +336,7 @@ impl Pass {
         }
         let gone = || Error::new(Kind::BusUnreachable, "the model loses the producer");
         let result = self.retries.end(batch, is_gone.then(gone));
-        memory.sent(&held, &result);
+        memory.sent(&held, &result.acked);
         if !result.keeps_producer {
             self.client.gone(broker, random);
         }
