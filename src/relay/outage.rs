@@ -33,7 +33,7 @@ pub(super) fn with_smaller_batches(error: Error, is_batch: bool, config: &mut Co
 
 /// An error that did not halt the relay, before it is known how to try again.
 pub(super) fn count(error: &Error, telemetry: &Telemetry) {
-    let side = side_of(error);
+    let side = Side::of(error);
     telemetry.metrics.retry(side);
     telemetry.failed(error);
     if error.kind() == Kind::TopicRefused {
@@ -42,6 +42,10 @@ pub(super) fn count(error: &Error, telemetry: &Telemetry) {
             .failed_attempts(Kind::TopicRefused.class(), 1);
     }
     telemetry.connected(side, false);
+    if side == Side::Bus {
+        // A session asks Postgres first.
+        telemetry.connected(Side::Postgres, true);
+    }
     if error.kind() == Kind::PostgresUnwritable {
         telemetry.health.tell(NotReady::Unwritable(error.clone()));
     }
@@ -59,21 +63,13 @@ pub(super) fn tell(error: &Error, retry: &Retry, config: &Config, telemetry: &Te
         tracing::debug!(%slot, %error, tries, wait_ms = wait.as_millis(), "still failing");
         return;
     }
-    let event = match side_of(error) {
+    let event = match Side::of(error) {
         Side::Bus => "producer_failed",
         Side::Postgres if error.kind() == Kind::PostgresUnwritable => "write_refused",
         Side::Postgres => "postgres_disconnected",
     };
     let fix = error.what_to_do();
     tracing::warn!(event, %slot, %error, fix, "interrupted; retrying with back-off");
-}
-
-fn side_of(error: &Error) -> Side {
-    if error.kind().ends_producer() {
-        Side::Bus
-    } else {
-        Side::Postgres
-    }
 }
 
 /// `topic` refused a record, which is tried again in place, or given up where no attempt is left.
@@ -156,10 +152,10 @@ pub(super) fn write_refused(
 
 /// A write-back succeeded after so many refusals, where those were told.
 pub(super) fn write_taken(refusals: Option<u32>, config: &Config, telemetry: &Telemetry) {
+    telemetry.health.withdraw("postgres_unwritable");
     if let Some(tries) = refusals {
         tracing::info!(event = "write_back_resumed", slot = %config.source.slot, tries,
             "rows of published events are written again");
-        telemetry.health.withdraw("postgres_unwritable");
     }
 }
 

@@ -14,7 +14,7 @@ use crate::relay::drain::DRAIN_TIMEOUT;
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::session::Session;
 use crate::relay::shared_loop::{
-    OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed,
+    OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop,
 };
 use crate::relay::stop::Stop;
 use crate::relay::store::{AnyStore, Known};
@@ -34,10 +34,10 @@ use walrelay_core::ledger::confirm::Due;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
-use walrelay_core::readiness::NotReady;
+use walrelay_core::readiness::{NotReady, Streamed};
 use walrelay_core::sessions::Ended;
 use walrelay_core::stream_record::PairUse;
-use walrelay_core::watch::{RequeueDetector, RetentionLimit, RowsPersist, Verdict};
+use walrelay_core::watch::{RequeueDetector, RetentionLimit, RowsPersist};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last
 /// (P7).
@@ -650,7 +650,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn judge_retained(&mut self, retained: u64) {
-        let (verdict, news) = self.retention.judge(retained);
+        let (reason, news) = self.retention.judge(retained);
         if let Some(news) = news {
             let metrics = &self.shared.process.telemetry.metrics;
             tracing::warn!(event = "retained_wal_grown",
@@ -660,15 +660,11 @@ impl ReplicationLoop<'_> {
                 fix = HELD_BACK, "{news}");
         }
         let health = &self.shared.process.telemetry.health;
-        match verdict {
-            Verdict::Over {
-                retained_bytes,
-                max_bytes,
-            } => health.tell(NotReady::OverBudget(retained_bytes, max_bytes)),
-            Verdict::Within | Verdict::GiveUp => health.withdraw("over_budget"),
-        }
-        if verdict == Verdict::GiveUp
-            && self.shared.leaving.is_none()
+        let Some(reason) = reason else {
+            return health.withdraw("over_budget");
+        };
+        health.tell(reason);
+        if self.shared.leaving.is_none()
             && self.session.may_give_up
             && self.pipeline.knows_published()
         {

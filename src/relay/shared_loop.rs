@@ -41,7 +41,7 @@ use walrelay_core::failpoint;
 use walrelay_core::parked::CLASSES;
 use walrelay_core::publisher::parked_index::RetryReport;
 use walrelay_core::publisher::{Counts, Publisher};
-use walrelay_core::readiness::{NotReady, ToDo};
+use walrelay_core::readiness::{NotReady, Streamed, ToDo};
 use walrelay_core::sessions::{Ended, RefusedWrites};
 use walrelay_core::sink::Connection;
 
@@ -62,17 +62,6 @@ pub(super) struct Process<'a> {
     pub(super) telemetry: &'a Telemetry,
     pub(super) watchdog: &'a StallWatchdog,
     pub(super) stop: StopSignal,
-}
-
-/// What the stream did since the last report. A loop without a stream reports the default.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Streamed {
-    /// The confirmed LSN moved.
-    pub(super) confirmed: bool,
-    /// The server sent WAL.
-    pub(super) sent: bool,
-    /// When WAL was seen on the server that has not arrived, in Unix microseconds.
-    pub(super) unsent_since_us: Option<i64>,
 }
 
 /// Why the loop ends, and until when it waits for acks.
@@ -433,15 +422,8 @@ impl<'a> SharedLoop<'a> {
         self.report_flows(publisher, now);
         let written = publisher.write_backs.written;
         let wrote = std::mem::replace(&mut self.reported.written, written) < written;
-        let progressed = counts.acked > before.acked || streamed.confirmed || wrote;
-        let has_events = !publisher.is_drained() || !publisher.write_backs.is_empty();
-        let to_do = match (has_events, streamed.unsent_since_us) {
-            (true, _) => ToDo::Events { progressed },
-            (false, Some(_)) => ToDo::Wal {
-                progressed: streamed.sent,
-            },
-            (false, None) => ToDo::Nothing,
-        };
+        let moved = counts.acked > before.acked || wrote;
+        let to_do = ToDo::of(publisher, moved, streamed);
         if let Some(reason) = telemetry.health.report(to_do) {
             self.warn(reason);
         }

@@ -566,15 +566,21 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Waits this long, or for a notification. Whether the relay was told to stop.
+    /// Waits this long, or for a notification, and reports meanwhile: silence counts as a stall.
+    /// Whether the relay was told to stop.
     async fn is_stopped_within(&mut self, wait: Duration) -> Result<bool> {
-        tokio::select! {
-            biased;
-            () = self.stop.at_least(Stop::Drain) => Ok(true),
-            end = &mut self.reading.shared.control => Err(end.error().clone()),
-            () = self.notified.notified() => Ok(false),
-            () = tokio::time::sleep(wait) => Ok(false),
+        let until = Instant::now() + wait;
+        while Instant::now() < until {
+            let wake = until.min(self.reading.shared.next_report);
+            tokio::select! {
+                biased;
+                () = self.stop.at_least(Stop::Drain) => return Ok(true),
+                end = &mut self.reading.shared.control => return Err(end.error().clone()),
+                () = self.notified.notified() => break,
+                () = tokio::time::sleep_until(wake) => self.reading.report(wake),
+            }
         }
+        Ok(false)
     }
 
     /// The reader's transaction ends: see [`TableRead::is_read`].

@@ -13,7 +13,7 @@ use crate::poll::{PolledRow, Reader, RowStream, TableFacts};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::shared_loop::{
-    Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due,
+    Process, RETRY_INTERVAL, SharedInput, SharedLoop, at_once, stop_is_due,
 };
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
@@ -27,6 +27,7 @@ use walrelay_core::event::{Fault, Polled, Via};
 use walrelay_core::failpoint;
 use walrelay_core::ledger::trail::Published;
 use walrelay_core::position::Lsn;
+use walrelay_core::readiness::Streamed;
 use walrelay_core::sessions::Ended;
 use walrelay_core::table_read::{Scan, ScanCounts, ScanStep, TableRead, Untaken};
 

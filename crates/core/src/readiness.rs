@@ -11,10 +11,13 @@
 //! [`ToDo`].
 
 use std::collections::BTreeMap;
+use std::mem::discriminant;
 use std::time::{Duration, Instant};
 
 use crate::config::unit::human_bytes;
 use crate::error::Error;
+use crate::publisher::Publisher;
+use crate::sink::Sink;
 
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is
 /// gone from the table.
@@ -34,6 +37,15 @@ pub enum Side {
 impl Side {
     /// Both ends, in the order of their metrics.
     pub const ALL: [Side; 2] = [Side::Postgres, Side::Bus];
+
+    /// The end that failed with `error`.
+    pub fn of(error: &Error) -> Side {
+        if error.kind().ends_producer() {
+            Side::Bus
+        } else {
+            Side::Postgres
+        }
+    }
 
     /// The value of the label.
     pub const fn name(self) -> &'static str {
@@ -161,6 +173,37 @@ pub enum ToDo {
     },
 }
 
+/// What the stream did since the last report. A loop without a stream reports the default.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Streamed {
+    /// The LSN that may be confirmed moved.
+    pub confirmed: bool,
+    /// The server sent WAL.
+    pub sent: bool,
+    /// When WAL was seen on the server that has not arrived, in Unix microseconds.
+    pub unsent_since_us: Option<i64>,
+}
+
+impl ToDo {
+    /// What `publisher` has to do. `moved`: an event was acked or written back since the last
+    /// report.
+    pub fn of<S: Sink>(publisher: &Publisher<S>, moved: bool, streamed: Streamed) -> ToDo {
+        // No consumer sees events of an open transaction.
+        let has_events = !publisher.is_drained()
+            || publisher.transaction.is_open()
+            || !publisher.write_backs.is_empty();
+        match (has_events, streamed.unsent_since_us) {
+            (true, _) => ToDo::Events {
+                progressed: moved || streamed.confirmed,
+            },
+            (false, Some(_)) => ToDo::Wal {
+                progressed: streamed.sent,
+            },
+            (false, None) => ToDo::Nothing,
+        }
+    }
+}
+
 /// What the relay told, and when. Holds at most one reason for each of [`NotReady::CODES`].
 #[derive(Debug)]
 pub struct Readiness {
@@ -197,9 +240,15 @@ impl Readiness {
     pub fn connection(&mut self, side: Side, up: bool) {
         let [postgres, bus] = &mut self.connected;
         match side {
-            Side::Postgres => *postgres = up,
+            Side::Postgres => {
+                *postgres = up;
+                // Acks are taken in again with the next session.
+                self.waiting.take_if(|_| !up);
+            }
             Side::Bus => *bus = up,
         }
+        // Without a session, no work says nothing.
+        self.idle_since.take_if(|_| !up);
         self.was_connected |= self.connected == [true; 2];
     }
 
@@ -230,7 +279,9 @@ impl Readiness {
         let last = self.heard_at.and_then(|at| self.not_ready(at));
         let waited = last.as_ref().is_some_and(waits);
         self.heard_at = Some(now);
-        let since = self.waiting.map(|(_, since)| since);
+        // From one kind of work to the other, something was sent, or delivered.
+        let is_same = |(before, _): &(ToDo, _)| discriminant(before) == discriminant(&to_do);
+        let since = self.waiting.filter(is_same).map(|(_, since)| since);
         self.waiting = match to_do {
             ToDo::Nothing => None,
             ToDo::Events { progressed: false } | ToDo::Wal { progressed: false } => {
@@ -279,7 +330,10 @@ impl Readiness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{DeliveryConfig, Guarantee};
     use crate::error::Kind;
+    use crate::position::Position;
+    use crate::publisher::tests::{AckingBus, setup};
 
     const WITHIN: Duration = Duration::from_secs(30);
 
@@ -460,6 +514,58 @@ mod tests {
             None,
             "events arrived"
         );
+    }
+
+    #[test]
+    fn a_stall_begins_anew_with_work_of_the_other_kind_and_with_postgres() {
+        let (mut relay, start) = connected();
+        let at = |second| start + seconds(second);
+        let wal = ToDo::Wal { progressed: false };
+        (0..=40).for_each(|second| _ = relay.report(at(second), wal));
+        assert_eq!(relay.report(at(41), events(false)), None, "some was sent");
+        assert_eq!(relay.not_ready(at(41)), None);
+        relay.report(at(72), events(false));
+        let stalled = NotReady::Stalled(seconds(31));
+        assert_eq!(relay.not_ready(at(72)), Some(stalled));
+        relay.report(at(73), wal);
+        assert_eq!(relay.not_ready(at(73)), None, "the events are delivered");
+
+        relay.report(at(74), events(false));
+        relay.connection(Side::Postgres, false);
+        relay.connection(Side::Postgres, true);
+        let news = relay.report(at(200), events(false));
+        assert_eq!(news, None, "acks of that time are taken in from now on");
+    }
+
+    #[test]
+    fn acked_events_wait_until_their_transaction_is_committed() {
+        let setup = setup(DeliveryConfig {
+            guarantee: Guarantee::ExactlyOnce,
+            ..DeliveryConfig::default()
+        });
+        let sink = AckingBus::default();
+        let mut publisher = Publisher::new(&setup, Position::default(), sink).unwrap();
+        let to_do = |of: &Publisher<_>| ToDo::of(of, false, Streamed::default());
+        assert_eq!(to_do(&publisher), ToDo::Nothing);
+        publisher.transaction.enqueued();
+        assert!(publisher.is_drained());
+        assert_eq!(to_do(&publisher), events(false));
+        publisher.committed();
+        assert_eq!(to_do(&publisher), ToDo::Nothing);
+    }
+
+    #[test]
+    fn a_refusal_is_not_forgotten_while_no_session_is_open() {
+        let (mut relay, start) = connected();
+        relay.tell(NotReady::TopicRefused("orders".to_owned()));
+        relay.report(start, ToDo::Nothing);
+        for side in Side::ALL {
+            relay.connection(side, false);
+            relay.connection(side, true);
+            relay.report(start + seconds(11), ToDo::Nothing);
+            let reason = relay.not_ready(start + seconds(11));
+            assert_eq!(reason.map(|it| it.code()), Some("topic_refused"));
+        }
     }
 
     #[test]

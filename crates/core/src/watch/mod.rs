@@ -6,5 +6,5 @@ mod retention;
 mod rows_persist;
 
 pub use requeued::RequeueDetector;
-pub use retention::{RetentionLimit, Verdict};
+pub use retention::RetentionLimit;
 pub use rows_persist::RowsPersist;

@@ -1,22 +1,7 @@
 //! Whether the WAL that the slot retains is within its limit.
 
 use crate::config::unit::human_bytes;
-
-/// What follows from the WAL that the slot retains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Nothing; or there is no limit.
-    Within,
-    /// The relay is not ready until it is less.
-    Over {
-        /// What is retained.
-        retained_bytes: u64,
-        /// The limit.
-        max_bytes: u64,
-    },
-    /// The slot is to be dropped.
-    GiveUp,
-}
+use crate::readiness::NotReady;
 
 /// Judges how much WAL the slot retains.
 #[derive(Debug)]
@@ -43,10 +28,11 @@ impl RetentionLimit {
         }
     }
 
-    /// Judges `retained_bytes` of WAL, and gives a warning, once for each step.
-    pub fn judge(&mut self, retained_bytes: u64) -> (Verdict, Option<String>) {
+    /// Judges `retained_bytes` of WAL. Gives the reason why the relay is not ready until it is less,
+    /// also where the slot cannot be dropped yet; and a warning, once for each step.
+    pub fn judge(&mut self, retained_bytes: u64) -> (Option<NotReady>, Option<String>) {
         let Some(max_bytes) = self.max_bytes else {
-            return (Verdict::Within, None);
+            return (None, None);
         };
         let state = match retained_bytes {
             _ if retained_bytes > max_bytes => Told::Over,
@@ -58,26 +44,17 @@ impl RetentionLimit {
         let kept = human_bytes(retained_bytes);
         let may = human_bytes(max_bytes);
         let over = |then| format!("the slot retains {kept} of WAL, and its limit is {may}: {then}");
-        let (verdict, news) = match state {
-            Told::Nothing => return (Verdict::Within, None),
+        let news = match state {
+            Told::Nothing => return (None, None),
             Told::Half => {
-                let half =
-                    format!("the slot retains {kept} of WAL, more than half of its limit of {may}");
-                (Verdict::Within, half)
+                format!("the slot retains {kept} of WAL, more than half of its limit of {may}")
             }
-            Told::Over if self.gives_up => (
-                Verdict::GiveUp,
-                over("dropping the slot, and reading the table"),
-            ),
-            Told::Over => (
-                Verdict::Over {
-                    retained_bytes,
-                    max_bytes,
-                },
-                over("not ready until it retains less"),
-            ),
+            Told::Over if self.gives_up => over("dropping the slot, and reading the table"),
+            Told::Over => over("not ready until it retains less"),
         };
-        (verdict, is_news.then_some(news))
+        let reason = NotReady::OverBudget(retained_bytes, max_bytes);
+        let reason = (state == Told::Over).then_some(reason);
+        (reason, is_news.then_some(news))
     }
 }
 
@@ -85,22 +62,19 @@ impl RetentionLimit {
 mod tests {
     use super::*;
 
-    fn judged(gives_up: bool, retained: &[u64]) -> Vec<(Verdict, bool)> {
+    fn judged(gives_up: bool, retained: &[u64]) -> Vec<(Option<NotReady>, bool)> {
         let mut limit = RetentionLimit::new(Some(100), gives_up);
         retained
             .iter()
             .map(|bytes| limit.judge(*bytes))
-            .map(|(verdict, news)| (verdict, news.is_some()))
+            .map(|(reason, news)| (reason, news.is_some()))
             .collect()
     }
 
     #[test]
     fn each_step_of_retained_wal_is_reported_once_until_the_wal_shrinks() {
-        let over = |retained_bytes| Verdict::Over {
-            retained_bytes,
-            max_bytes: 100,
-        };
-        let within = Verdict::Within;
+        let over = |retained_bytes| Some(NotReady::OverBudget(retained_bytes, 100));
+        let within = None;
         let grows = judged(false, &[50, 51, 60, 101, 102]);
         let shrinks = judged(false, &[101, 60, 101, 10, 51]);
         assert_eq!(
@@ -123,8 +97,8 @@ mod tests {
                 (within, true)
             ]
         );
-        assert_eq!(judged(true, &[101]), [(Verdict::GiveUp, true)]);
+        assert_eq!(judged(true, &[101]), [(over(101), true)], "and if it goes");
         let mut limit = RetentionLimit::new(None, true);
-        assert_eq!(limit.judge(u64::MAX), (Verdict::Within, None));
+        assert_eq!(limit.judge(u64::MAX), (None, None));
     }
 }

@@ -105,6 +105,8 @@ pub(super) struct Client {
     is_finished: bool,
     /// What the producer is told next.
     pub(super) told: Vec<Delivery>,
+    /// Whether an event of it was taken, which the relay is told.
+    pub(super) took: bool,
     /// Where the bus refuses each record for itself.
     lanes: Option<LaneBus>,
     /// Whether another relay has had the turn since this producer began.
@@ -510,6 +512,7 @@ impl Broker {
                 self.refused.insert(attempt.record.with_record(logged));
                 self.refused_alone += 1;
             } else {
+                self.own.took |= attempt.record.topic != LETTERS;
                 self.append(&attempt);
             }
             let bus = self.own.lanes.as_mut().unwrap();
@@ -529,6 +532,7 @@ impl Broker {
             return Vec::new();
         };
         let ticket = queued.ticket;
+        self.own.took |= !queued.is_letter;
         self.land(queued);
         vec![Delivery::Acked(ticket)]
     }
@@ -652,6 +656,7 @@ impl Broker {
         self.own.apart = None;
         self.own.is_finished = false;
         self.own.told.clear();
+        self.own.took = false;
         if !self.own.is_stale {
             self.abort();
         }

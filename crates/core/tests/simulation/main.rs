@@ -15,6 +15,7 @@
 )]
 
 mod broker;
+mod health;
 mod journal;
 mod parked;
 mod pgoutput;
@@ -106,6 +107,7 @@ fn run(plan: &Plan, check: Check<'_>) -> Result<Reached, String> {
             world.step();
         }
         world.settle();
+        world.check_ready();
         world.check_delivery();
         world.check_finished();
         check(&world);
@@ -655,7 +657,8 @@ fn is_possible(promise: Promise, fault: Fault, mode: Mode) -> bool {
         | Fault::Stop
         | Fault::Synchronous
         | Fault::Unroutable
-        | Fault::CatalogUnread => true,
+        | Fault::CatalogUnread
+        | Fault::HeldBack => true,
     };
     let is_promised = match promise {
         Promise::P13 => parks,

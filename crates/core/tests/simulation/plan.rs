@@ -48,10 +48,12 @@ pub(super) enum Fault {
     Requeued,
     /// The catalogs cannot be read for a while: looks at them fail.
     CatalogUnread,
+    /// The server sends nothing for a while, as where it waits for a standby.
+    HeldBack,
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 20] = [
+    pub(super) const ALL: [Fault; 21] = [
         Fault::Disconnect,
         Fault::ServerCrash,
         Fault::DeliveryFailure,
@@ -72,6 +74,7 @@ impl Fault {
         Fault::Stop,
         Fault::Requeued,
         Fault::CatalogUnread,
+        Fault::HeldBack,
     ];
 
     /// Those after which the table is read.
@@ -436,6 +439,8 @@ pub(super) enum Path {
     /// The catalogs could not be read; an idle position was not stored for that.
     LookFailed,
     IdleAbandoned,
+    /// A relay began to say that it is not ready, for this reason.
+    NotReady(&'static str),
 }
 
 /// A promise of the core: see `src/lib.rs` of the program.

@@ -98,6 +98,8 @@ pub(super) struct Server {
     forbidden_until: Duration,
     /// Until when the catalogs cannot be read.
     unread_until: Duration,
+    /// Until when it sends nothing.
+    held_back_until: Duration,
     /// Until when commits wait for the relay that streams.
     synchronous_until: Duration,
     now: Duration,
@@ -209,6 +211,7 @@ impl Server {
             held_until: Duration::ZERO,
             forbidden_until: Duration::ZERO,
             unread_until: Duration::ZERO,
+            held_back_until: Duration::ZERO,
             synchronous_until: Duration::ZERO,
             now: Duration::ZERO,
             moved_at: Duration::ZERO,
@@ -571,14 +574,15 @@ impl Server {
         now < self.held_until || self.is_taken()
     }
 
-    /// It takes connections, nobody else has the slot, relays may replicate, the catalogs can be
-    /// read, and no transaction runs for ever.
+    /// It takes connections and sends its log, nobody else has the slot, relays may replicate, the
+    /// catalogs can be read, and no transaction runs for ever.
     pub(super) fn mend(&mut self, random: &mut fastrand::Rng) {
         self.restart(random);
         self.away_until = Duration::ZERO;
         self.held_until = Duration::ZERO;
         self.forbidden_until = Duration::ZERO;
         self.unread_until = Duration::ZERO;
+        self.held_back_until = Duration::ZERO;
     }
 
     /// The relays lose the right to replicate. A stream goes on.
@@ -721,12 +725,20 @@ impl Server {
         self.is_owner() && self.connection.is_some()
     }
 
+    /// It sends nothing until then.
+    pub(super) fn hold_back(&mut self, until: Duration) {
+        self.held_back_until = until;
+    }
+
     /// The next message of the connection, if it has one.
     pub(super) fn send(
         &mut self,
         lacks_topic: &dyn Fn(Logged) -> bool,
         random: &mut fastrand::Rng,
     ) -> Option<Sent> {
+        if self.now < self.held_back_until {
+            return None;
+        }
         let wal = Lsn::new(self.wal);
         let is_owner = self.is_owner();
         let connection = self.connection.as_mut().filter(|_| is_owner)?;

@@ -8,20 +8,22 @@ use walrelay_core::config::OnError;
 use walrelay_core::error::{Error, Kind};
 use walrelay_core::event::BaseTypes;
 use walrelay_core::left::Left;
-use walrelay_core::position::Position;
+use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::parked_index::RetryMemory;
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::quarantine::Quarantine;
 use walrelay_core::publisher::{IntakeClosed, Publisher};
+use walrelay_core::recovery::TableTask;
 use walrelay_core::sessions::{Ended, Next, ProducerAfter, Sessions, TableReason};
 use walrelay_core::stream_record::StreamRecord;
 use walrelay_core::table_read::TableRead;
 use walrelay_core::turn::{Look, StandBy};
-use walrelay_core::watch::{RequeueDetector, RetentionLimit, Verdict};
+use walrelay_core::watch::{RequeueDetector, RetentionLimit};
 use walrelay_spec::trace::Step;
 
 use super::broker::{Producer, Shared};
+use super::health::Health;
 use super::plan::{Fault, Path};
 use super::server::{Seen, Sent, TABLE_OID};
 use super::table::Reading;
@@ -49,6 +51,7 @@ pub(super) struct Process {
     pub(super) left: Left,
     /// Knowledge of rejected events, while no pipeline runs.
     pub(super) quarantine: Quarantine,
+    pub(super) health: Health,
     pub(super) stand_still: Option<StandStill>,
     /// Whether the server ended its session, which it has not seen yet.
     pub(super) is_cut: bool,
@@ -92,6 +95,11 @@ impl Process {
 
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// Whether it waits after a failure.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self.pause, Some(Pause::Waits { .. }))
     }
 
     /// The record of a stream that is open.
@@ -146,9 +154,11 @@ impl World {
                 Look::Open => {
                     let next = self.relay.process.sessions.ended(Ended::Again, false);
                     assert_eq!(next, Next::Open);
+                    self.relay.process.health.standing_by(false);
                     true
                 }
                 Look::Wait | Look::Check => {
+                    self.relay.process.health.standing_by(true);
                     self.waits_for(at_work);
                     false
                 }
@@ -228,6 +238,9 @@ impl World {
             relay: self.relay.number,
         });
         self.opened();
+        let read = &self.relay.reading.as_ref().unwrap().read;
+        let polls = matches!(read.task, TableTask::Poll(_));
+        self.begin_reports(!polls);
         self.reached.count(Path::TableRead, 1);
         Ok(())
     }
@@ -266,6 +279,7 @@ impl World {
         }
         self.relay.process.has_streamed = true;
         self.opened();
+        self.begin_reports(true);
         self.reached
             .count(Path::ResumedInsideATransaction, u64::from(is_inside));
         Ok(())
@@ -328,10 +342,12 @@ impl World {
         match sent {
             None => Ok(()),
             Some(Sent::Keepalive { wal_end }) => {
+                self.relay.process.health.received(wal_end);
                 pipeline.keepalive(wal_end);
                 Ok(())
             }
             Some(Sent::Data { wal_start, body }) => {
+                self.relay.process.health.received(wal_start);
                 let ledger = &pipeline.publisher.ledger;
                 let has_room = ledger.in_flight_bytes() < self.limits.bytes;
                 let next = ledger.next();
@@ -349,37 +365,59 @@ impl World {
     /// A relay that streams measures slot and log, and leaves the stream where commits wait for too
     /// long.
     pub(super) fn watch(&mut self) {
-        if self.relay.reading.is_some() || !self.server.is_connected() {
-            return;
+        if self.streaming().is_some() && self.random.u8(0..4) == 0 {
+            self.measure();
         }
-        let Some(pipeline) = &mut self.relay.pipeline else {
+        let Some(pipeline) = self.streaming() else {
             return;
         };
-        if self.random.u8(0..4) == 0 {
-            let waits = self.server.is_synchronous();
-            let begins = waits && !pipeline.is_synchronous();
-            self.reached.count(Path::CommitsWait, u64::from(begins));
-            self.may_lack_marks |= begins;
-            if let Err(error) = pipeline.set_synchronous(waits) {
-                return self.interrupted(error);
-            }
-            let retained_bytes = self.server.end().bytes_since(self.server.confirmed);
-            let open = self.relay.process.open.as_mut().unwrap();
-            let (verdict, _) = open.retention.judge(retained_bytes);
-            if verdict == Verdict::GiveUp && pipeline.knows_published() {
-                return self.session_done(Ended::OverBudget);
-            }
-        }
         if pipeline.is_synchronous() {
             let confirmed = pipeline.confirmable();
             self.send_status(confirmed);
         }
-        let Some(pipeline) = &mut self.relay.pipeline else {
+        let now = self.now;
+        let Some(pipeline) = self.streaming() else {
             return;
         };
-        if let Err(error) = pipeline.look_at_held_commits(self.now) {
+        if let Err(error) = pipeline.look_at_held_commits(now) {
             self.reached.count(Path::StreamLeft, 1);
             self.interrupted(error);
+        }
+    }
+
+    /// The pipeline of a stream that the server has not ended.
+    fn streaming(&mut self) -> Option<&mut Pipeline<Producer>> {
+        let streams = self.relay.reading.is_none() && self.server.is_connected();
+        self.relay.pipeline.as_mut().filter(|_| streams)
+    }
+
+    /// A relay that streams measures slot and log. It drops a slot that is over its limit.
+    pub(super) fn measure(&mut self) {
+        let end = self.server.end();
+        let retained_bytes = end.bytes_since(self.server.confirmed);
+        let waits = self.server.is_synchronous();
+        let is_over = self.faults.has(Fault::OverBudget) && retained_bytes > RETAINED_MAX;
+        let Some(pipeline) = self.streaming() else {
+            return;
+        };
+        let begins = waits && !pipeline.is_synchronous();
+        let is_set = pipeline.set_synchronous(waits);
+        let may_drop = pipeline.knows_published();
+        self.reached.count(Path::CommitsWait, u64::from(begins));
+        self.may_lack_marks |= begins;
+        let process = &mut self.relay.process;
+        let (over, _) = process
+            .open
+            .as_mut()
+            .unwrap()
+            .retention
+            .judge(retained_bytes);
+        process.health.measured(end, waits, over);
+        process.health.retains(is_over);
+        if let Err(error) = is_set {
+            self.interrupted(error);
+        } else if is_over && may_drop {
+            self.session_done(Ended::OverBudget);
         }
     }
 
@@ -445,6 +483,7 @@ impl World {
             }
             Next::Leave | Next::LeaveWithoutAcks(_) => panic!("{next:?}"),
         };
+        self.relay.process.health.failed(&error);
         let quarantine = match &mut self.relay.pipeline {
             Some(pipeline) => &mut pipeline.publisher.judge.quarantine,
             None => &mut self.relay.process.quarantine,
@@ -461,6 +500,7 @@ impl World {
             Ok(retry) => retry,
             Err(error) => return self.ended(&error),
         };
+        self.relay.process.health.tries_again(&error, &retry);
         match retry.topic {
             None => assert!(retry.wait <= LONGEST, "P9: it waits for {:?}", retry.wait),
             Some(topic) if topic.wait.is_none() => self.reached.count(Path::TopicGivenUp, 1),
@@ -488,6 +528,9 @@ impl World {
     fn end_session(&mut self, error: Option<&Error>) {
         let is_lost = error.is_some_and(|it| it.kind() == Kind::PostgresUnreachable);
         let has_lease = self.server.is_owner() && !is_lost;
+        if self.is_open() && self.relay.reading.is_none() {
+            self.end_reports();
+        }
         self.server.disconnect();
         self.end_pass();
         self.end_store();
@@ -533,6 +576,8 @@ impl World {
             }
         }
         let mut read = reading.read;
+        let health = &mut self.relay.process.health;
+        health.closed(self.now, &read.publisher, Lsn::default());
         self.count_of(&read.publisher);
         let is_clean =
             read.publisher.is_drained() && !error.is_some_and(|error| error.kind().ends_producer());
@@ -556,6 +601,7 @@ impl World {
         self.broker.lock().unwrap().commit();
         self.note_store(&read.stored);
         self.note_end_of_store(self.relay.number, true);
+        self.note_stored();
         self.relay.process.left.stored(read.stored.clone());
         read.was_stored();
     }
@@ -570,6 +616,7 @@ impl World {
             let acked = broker.ack_one(&mut self.random);
             broker.own.told.extend(acked);
             drop(broker);
+            self.note_taken(false);
             if take_in_told(publisher).is_err() {
                 return;
             }

@@ -125,6 +125,7 @@ impl World {
             TableStep::BeginPoll => self.begin_poll()?,
             TableStep::Poll(poll) => {
                 self.reached.count(Path::Polled, 1);
+                self.relay.process.health.has_postgres();
                 let begun = reading.read.stored.begun_until();
                 self.begin_scan(begun.expect("a snapshot"), poll.lsn);
             }

@@ -114,6 +114,7 @@ impl World {
         if self.now < until {
             return ("stands still", None);
         }
+        self.check_silent(since);
         self.relay.process.stand_still = None;
         self.server.is_heard();
         if self.now - since <= bearable(SILENCE) {

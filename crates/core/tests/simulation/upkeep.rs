@@ -114,7 +114,10 @@ impl World {
         }
         if outcome > 1 {
             write_backs.finish();
-            upkeep.refused_writes.succeeded();
+            if batch.marks_rows() || write_backs.is_empty() {
+                upkeep.refused_writes.succeeded();
+                self.relay.process.health.writes();
+            }
         } else {
             // It was refused, or nobody knows.
             write_backs.abandon();
@@ -122,6 +125,8 @@ impl World {
             let kind = kinds[usize::from(outcome)];
             let refused = upkeep.refused_writes.refused(kind, now, self.random.f64());
             assert!(refused.wait <= LONGEST, "P9: {refused:?}");
+            let health = &mut self.relay.process.health;
+            health.write_refused(kind, refused.is_passing);
             let often = u64::from(refused.tries > 2);
             self.reached.count(Path::WritesRefused, often);
         }
@@ -180,6 +185,11 @@ impl World {
 }
 
 impl Upkeep {
+    /// Whether the last write-back was refused.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused_writes.is_any()
+    }
+
     /// What was being written never happens.
     pub(super) fn promoted(&mut self) {
         self.writing = None;

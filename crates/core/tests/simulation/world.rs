@@ -41,12 +41,12 @@ const TOLD: usize = 40;
 const STOP_STEPS: usize = 100;
 
 /// The time of a step once faults have stopped.
-const SETTLES_BY: Duration = Duration::from_secs(6);
+pub(super) const SETTLES_BY: Duration = Duration::from_secs(6);
 
 /// See the module's documentation.
 pub(super) struct World {
     /// Gives each step dice of its own, so that what one step draws shifts no other.
-    dice: fastrand::Rng,
+    pub(super) dice: fastrand::Rng,
     pub(super) random: fastrand::Rng,
     pub(super) mode: Mode,
     pub(super) faults: Faults,
@@ -432,6 +432,7 @@ impl World {
             Fault::Stop,
             Fault::Requeued,
             Fault::CatalogUnread,
+            Fault::HeldBack,
         ];
         let is_possible = |fault: &Fault| {
             self.faults.has(*fault)
@@ -466,6 +467,11 @@ impl World {
                 let locked = Duration::from_millis(self.random.u64(0..10_000));
                 self.server.lock_catalogs(self.now + locked);
                 ("catalogs locked", None)
+            }
+            Some(Fault::HeldBack) => {
+                let held_back = Duration::from_millis(self.random.u64(0..10_000));
+                self.server.hold_back(self.now + held_back);
+                ("held back", chosen)
             }
             Some(Fault::SlotLost) => {
                 let is_made_again = self.random.bool();
@@ -623,10 +629,11 @@ impl World {
         }
     }
 
-    fn passes(&mut self, time: Duration) {
+    pub(super) fn passes(&mut self, time: Duration) {
         self.now += time;
         self.broker.lock().unwrap().passes(time);
         self.server.passes(self.now);
+        self.report();
     }
 
     /// Faults stop, and everything that was written has to arrive and be confirmed.
@@ -699,6 +706,10 @@ impl World {
         if !deliveries.is_empty() {
             self.server.moves();
         }
+        let is_acked = |it: &Delivery| matches!(it, Delivery::Acked(_));
+        if self.is_open() && deliveries.iter().any(is_acked) {
+            self.relay.process.health.acked(self.now);
+        }
         self.deliver(deliveries);
     }
 
@@ -713,11 +724,35 @@ impl World {
         if !self.takes_acks() {
             return;
         }
-        let Some(publisher) = self.publisher() else {
+        if self.publisher().is_none() {
             return;
-        };
-        if let Err(error) = take_in_told(publisher) {
+        }
+        self.note_taken(false);
+        let publisher = self.publisher().unwrap();
+        let before = publisher.counts;
+        let taken = take_in_told(publisher);
+        let counts = publisher.counts;
+        self.relay.process.health.drains(counts, before);
+        if let Err(error) = taken {
             self.interrupted(error);
+        }
+    }
+
+    /// The topic took an event, as far as the producer is told. In a transaction, it counts once
+    /// that is committed.
+    pub(super) fn note_taken(&mut self, is_committed: bool) {
+        let mut broker = self.broker.lock().unwrap();
+        let counts = is_committed || !broker.is_transactional();
+        if counts && std::mem::take(&mut broker.own.took) {
+            self.relay.process.health.topic_took();
+        }
+    }
+
+    /// A position is stored.
+    pub(super) fn note_stored(&mut self) {
+        self.note_taken(true);
+        if !self.relay.upkeep.is_refused() {
+            self.relay.process.health.writes();
         }
     }
 
@@ -730,6 +765,7 @@ impl World {
                 self.note_end_of_store(self.relay.number, true);
                 self.reached.count(Path::Snapshot, 1);
                 self.saved(stored);
+                self.note_stored();
             }
             return;
         }
@@ -753,6 +789,7 @@ impl World {
             pipeline.stored(position);
             drop(broker);
             self.note_end_of_store(self.relay.number, true);
+            self.note_stored();
             return;
         }
         let record = self.relay.process.record().unwrap();
@@ -856,6 +893,7 @@ impl World {
         if self.is_open() && self.relay.reading.is_some() {
             let may_end = self.mode.may_end_at_table();
             if may_end {
+                self.stops();
                 self.stop_at_table();
             }
             return may_end;
@@ -866,6 +904,7 @@ impl World {
         if !is_streaming(self) {
             return false;
         }
+        self.stops();
         for _ in 0..STOP_STEPS {
             if !is_streaming(self) {
                 break;
