@@ -346,6 +346,8 @@ impl Health {
             true => {
                 let holder = "a relay of the model".to_owned();
                 self.readiness.tell(NotReady::StandingBy(holder));
+                // The other relay writes what this one could not.
+                self.writes();
             }
             false => self.readiness.withdraw("standing_by"),
         }

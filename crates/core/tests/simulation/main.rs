@@ -177,6 +177,13 @@ fn nothing_is_lost_or_reordered_whatever_fails() {
         Path::StoppedWell,
         Path::LookFailed,
         Path::IdleAbandoned,
+        Path::NotReady("postgres_disconnected"),
+        Path::NotReady("bus_disconnected"),
+        Path::NotReady("topic_refused"),
+        Path::NotReady("synchronous_standby"),
+        Path::NotReady("stalled"),
+        Path::NotReady("wal_not_sent"),
+        Path::NotReady("stopping"),
     ];
     // A slot that may be lost wants a table that has each event.
     let faults = |seed: u64| {
@@ -378,6 +385,7 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         Path::CommitsWait,
         Path::StreamLeft,
         Path::Unroutable,
+        Path::NotReady("postgres_unwritable"),
     ];
     for bus in [Bus::Gapless, Bus::Lanes] {
         let mode = Mode::new(bus, OnError::Park);
@@ -447,7 +455,9 @@ fn parked_events_of_a_promoted_standby_keep_the_order_of_each_key() {
 }
 
 /// What two relays meet.
-const TWO_RELAYS: [Path; 4] = [
+const TWO_RELAYS: [Path; 6] = [
+    Path::NotReady("standing_by"),
+    Path::NotReady("silent"),
     Path::TookOver,
     Path::CameBack,
     Path::GaveWay,
