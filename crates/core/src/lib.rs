@@ -28,7 +28,7 @@
 //! | P6 idle | [`event`] (`assemble.rs`), [`ledger`]: keepalives; [`ledger::confirm`] | `ledger::confirm::tests`, `World::settle` of the simulation | 26 |
 //! | P7 shutdown | `src/source/control.rs`, `src/relay/replication.rs` | `live::shutdown` | 27 |
 //! | P8 silence | `src/source/` (`preflight.rs`, `watch.rs`, `stream.rs`); an altered publication [`stream_record`], [`start`], [`recovery`] | `stream_record::tests`, simulation `what_an_altered_publication` | 28 to 30, 96, 97, 108 to 113, 116, 123 |
-//! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | `readiness::tests`, simulation `nothing_is_lost_or_reordered` | 36, 52, 67, 69, 106, 107 |
+//! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | `readiness::tests`, simulation `nothing_is_lost_or_reordered` | 36, 52, 67, 69, 106, 107, 125 |
 //! | P10 stopping | `src/relay/` (`stop.rs`, `drain.rs`, `shared_loop.rs`) | `live::stopping` | 31, 51 |
 //! | P11 hostile input | each parser here; [`printable`], [`secret`] | `fuzzed_…`; `conninfo::tests` of the program | 32 |
 //! | P12 the table | what is read [`recovery`], [`catch_up`], [`published_versions`]; what is stored before what [`table_read`]; [`ledger::trail`]; the lease `src/source/lease.rs`, queries `src/poll/` | simulation `what_no_slot_sends` | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |
