@@ -74,15 +74,14 @@ mod tests {
     #[test]
     fn each_step_of_retained_wal_is_reported_once_until_the_wal_shrinks() {
         let over = |retained_bytes| Some(NotReady::OverBudget(retained_bytes, 100));
-        let within = None;
         let grows = judged(false, &[50, 51, 60, 101, 102]);
         let shrinks = judged(false, &[101, 60, 101, 10, 51]);
         assert_eq!(
             grows,
             [
-                (within, false),
-                (within, true),
-                (within, false),
+                (None, false),
+                (None, true),
+                (None, false),
                 (over(101), true),
                 (over(102), false)
             ]
@@ -91,10 +90,10 @@ mod tests {
             shrinks,
             [
                 (over(101), true),
-                (within, false),
+                (None, false),
                 (over(101), true),
-                (within, false),
-                (within, true)
+                (None, false),
+                (None, true)
             ]
         );
         assert_eq!(judged(true, &[101]), [(over(101), true)], "and if it goes");
