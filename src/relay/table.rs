@@ -570,17 +570,20 @@ impl Work<'_> {
     /// Whether the relay was told to stop.
     async fn is_stopped_within(&mut self, wait: Duration) -> Result<bool> {
         let until = Instant::now() + wait;
-        while Instant::now() < until {
+        loop {
             let wake = until.min(self.reading.shared.next_report);
             tokio::select! {
                 biased;
                 () = self.stop.at_least(Stop::Drain) => return Ok(true),
                 end = &mut self.reading.shared.control => return Err(end.error().clone()),
-                () = self.notified.notified() => break,
-                () = tokio::time::sleep_until(wake) => self.reading.report(wake),
+                () = self.notified.notified() => return Ok(false),
+                () = tokio::time::sleep_until(wake) => {}
             }
+            if wake == until {
+                return Ok(false);
+            }
+            self.reading.report(wake);
         }
-        Ok(false)
     }
 
     /// The reader's transaction ends: see [`TableRead::is_read`].
