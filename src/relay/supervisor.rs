@@ -439,9 +439,6 @@ impl Relay {
             // From here on, the stored position counts.
             self.config.state.adopt_slot = false;
         }
-        if ended.is_ok() {
-            self.known.left.lock().inside.clear();
-        }
         self.sessions.table_ended(began.elapsed(), ended.is_ok());
         self.is_all_confirmed = ended.is_ok();
         ended

@@ -554,6 +554,7 @@ impl<S: Sink> TableRead<S> {
                 self.step = TableStep::MakeSlot;
             }
             (TableStep::Poll(poll), _) => self.polled(&poll, now),
+            (TableStep::CatchUp(_), _) => self.delivered.clear(),
             _ => {}
         }
     }
@@ -603,6 +604,9 @@ impl<S: Sink> TableRead<S> {
 
     /// Leaves what this session could not write to the next one.
     pub fn leave(&mut self, left: &mut Left, has_failed: bool) {
+        if !has_failed && self.delivered.is_empty() {
+            left.inside.clear();
+        }
         if self.publisher.transaction.is_used() {
             // Nothing counts but what is committed.
             return;
@@ -862,6 +866,35 @@ mod tests {
         let versions = [(Some(15), 34), (Some(15), 36)];
         assert_eq!(poll(&mut read, &versions), [false, true]);
         assert_eq!(read.publisher.judge.rows[0].copied, 2);
+    }
+
+    #[test]
+    fn delivered_rows_are_known_until_the_table_is_read() {
+        let row = RowId::new(0, std::iter::once(b"a".as_slice()));
+        for (is_read, expected) in [(false, 1), (true, 0)] {
+            let plan = RecoveryPlan {
+                rows: Rows::Unpublished,
+                published: None,
+                publication_version: "2".to_owned(),
+                finishes: false,
+                cause: "the slot is lost".to_owned(),
+                notes: Vec::new(),
+            };
+            let task = TableTask::MakeSlot(Box::new(plan));
+            let mut read = reading(Guarantee::AtLeastOnce, task, stored(1, 1));
+            read.delivered.insert(row.clone());
+            let mut left = Left::of("a".to_owned());
+            left.inside.push(row.clone());
+            assert_eq!(read.next(Duration::ZERO).unwrap(), TableStep::Store);
+            read.was_stored();
+            if is_read {
+                read.slot_made(Lsn::new(8), "5:5:".parse().unwrap());
+                read.is_read(Lsn::new(8), None, Duration::ZERO);
+            }
+            // The creation of the slot waits, and the table is polled next.
+            read.leave(&mut left, false);
+            assert_eq!(left.inside.len(), expected);
+        }
     }
 
     #[test]

@@ -450,6 +450,22 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_ends_before_an_event_without_a_record() {
+        let mut retries = retries();
+        let mut bus = Bus::default();
+        let mut unfit = held(2);
+        unfit.event.columns.clear();
+        let mut batch = retries.batch(&[held(1), unfit, held(3)]).unwrap();
+        batch.enqueue(&mut bus);
+        assert_eq!(bus.sent, [Ticket(0)], "none overtakes it");
+        batch.delivered([acked(0)].into_iter(), &mut bus);
+        assert!(batch.is_over());
+        let result = retries.end(batch, None);
+        assert_eq!(result.done(), 1);
+        assert!(result.ended.unwrap().is_some_and(|it| it.is_certain));
+    }
+
+    #[test]
     fn a_refusal_is_about_one_event_only_where_that_was_sent_apart() {
         for events in [1, 2] {
             let mut retries = retries();

@@ -375,8 +375,6 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         Path::Parked,
         Path::Retried,
         Path::RetryFailed,
-        Path::RetryAway,
-        Path::RetryFailedInside,
         Path::Dropped,
         Path::AskedEarly,
         Path::Remembered,
@@ -391,7 +389,7 @@ fn parked_events_keep_the_order_of_each_key_whatever_fails() {
         let mode = Mode::new(bus, OnError::Park);
         // Some rows cannot be delivered, and hardly anything else fails.
         let unfit = [Fault::Refusal, Fault::Unroutable];
-        let plan = |seed: u64| match seed.is_multiple_of(4) {
+        let plan = |seed: u64| match seed.is_multiple_of(2) {
             true => (mode, Faults::of(&unfit)),
             false => (mode, Faults::some(seed)),
         };

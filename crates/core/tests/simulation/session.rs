@@ -587,9 +587,6 @@ impl World {
         self.relay.process.quarantine = std::mem::take(&mut read.publisher.judge.quarantine);
         let left = &mut self.relay.process.left;
         read.leave(left, error.is_some());
-        if error.is_none() {
-            left.inside.clear();
-        }
         let is_open = read.publisher.transaction.is_open();
         if !is_clean || is_open {
             self.broker.lock().unwrap().producer_gone(&mut self.random);
