@@ -33,6 +33,8 @@ pub(super) const SECRETS: [&str; 5] = [
     "smtp.password",
 ];
 
+/// That of all our variables.
+const VARIABLE_PREFIX: &str = "WALRELAY_";
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is
 /// `sasl.password`.
 const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
@@ -134,7 +136,10 @@ impl Settings {
         #[cfg(feature = "debezium")]
         walrelay_debezium::forms::install();
         let none = ConfigFile::default();
-        let set_variables = environment.iter().filter(|(_, text)| !text.is_empty());
+        // Most variables of a process are not ours, and need no look at every key.
+        let set_variables = environment
+            .iter()
+            .filter(|(name, text)| name.starts_with(VARIABLE_PREFIX) && !text.is_empty());
         let variables = set_variables.filter_map(|(variable, text)| {
             let origin = Origin::Variable(variable.clone());
             if let Some(name) = variable.strip_prefix(KAFKA_PROPERTY_VARIABLE) {
@@ -787,7 +792,7 @@ fn warnings(
     let exports = base.get("otel.endpoint").is_some()
         || environment.contains_key("OTEL_EXPORTER_OTLP_ENDPOINT");
     let is_unknown = |name: &&String| {
-        (name.starts_with("WALRELAY_") && !is_known(name))
+        (name.starts_with(VARIABLE_PREFIX) && !is_known(name))
             || (exports && name.starts_with("OTEL_") && !otel::VARIABLES.contains(&name.as_str()))
     };
     let unknown = environment.keys().filter(is_unknown);
