@@ -1,6 +1,7 @@
 //! A real Postgres.
 
 use std::cell::{Cell, OnceCell};
+use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ static FREE: Mutex<Vec<&'static Postgres>> = Mutex::new(Vec::new());
 
 thread_local! {
     static LEASE: OnceCell<Lease> = const { OnceCell::new() };
+    /// The number of servers that the test of this thread has of its own.
+    static OWN: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A server for one thread, which runs one test; and whether later tests may use the server.
@@ -46,8 +49,9 @@ impl Lease {
                         data: PathBuf::new(),
                         server: None,
                     },
-                    Err(_) => Postgres::private(
-                        15,
+                    Err(_) => Postgres::trusting(
+                        0,
+                        Postgres::unmade(programs(15)),
                         &[("max_replication_slots", "60"), ("max_wal_senders", "60")],
                     ),
                 },
@@ -110,7 +114,7 @@ impl Postgres {
     /// A server of the test's own, with `settings` in addition to those for logical replication.
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
-        Postgres::trusting(Postgres::unmade(programs(major), configuration(settings)))
+        Postgres::trusting(next_own(), Postgres::unmade(programs(major)), settings)
     }
 
     /// A server whose transaction ids have wrapped three times, and do again after `left` more. None
@@ -151,20 +155,18 @@ impl Postgres {
     /// The same with a clock that is off by `offset`, such as `+1h`, through libfaketime.
     #[track_caller]
     pub(crate) fn with_clock(major: u32, offset: &str) -> Postgres {
-        Postgres::trusting(Postgres::unmade(
-            with_clock(&programs(major), offset),
-            configuration(&[]),
-        ))
+        let server = Postgres::unmade(with_clock(&programs(major), offset));
+        Postgres::trusting(next_own(), server, &[])
     }
 
     #[track_caller]
-    fn trusting(server: PrivatePostgres) -> Postgres {
+    fn trusting(number: usize, server: PrivatePostgres, settings: &[(&str, &str)]) -> Postgres {
         let rules = format!(
             "local all all trust\nlocal replication postgres trust\nhost all {GUARDED_ROLE} \
              127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
              host replication postgres 127.0.0.1/32 trust\n"
         );
-        Postgres::made(server, &rules, &[])
+        Postgres::made(number, server, settings, &rules, &[])
     }
 
     /// A server of the test's own with TLS as `identity`, which accepts client certificates of
@@ -178,9 +180,10 @@ impl Postgres {
             ("root.crt", root),
         ];
         let settings = [("ssl", "on"), ("ssl_ca_file", "root.crt")];
-        let server = Postgres::unmade(programs(major), configuration(&settings));
         Postgres::made(
-            server,
+            next_own(),
+            Postgres::unmade(programs(major)),
+            &settings,
             &format!("host all postgres 127.0.0.1/32 trust\n{rules}"),
             &files,
         )
@@ -188,9 +191,18 @@ impl Postgres {
 
     /// Creates the data and starts the server, with `files` copied into the data directory.
     #[track_caller]
-    fn made(server: PrivatePostgres, rules: &str, files: &[(&str, &Path)]) -> Postgres {
-        server.initdb().expect("initdb");
+    fn made(
+        number: usize,
+        server: PrivatePostgres,
+        settings: &[(&str, &str)],
+        rules: &str,
+        files: &[(&str, &Path)],
+    ) -> Postgres {
         let data = server.data_dir();
+        copy(&initialised(server.major(), number), &data);
+        server
+            .configure(&configuration(settings))
+            .expect("postgresql.conf");
         std::fs::write(data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
         for (name, file) in files {
             // The copy keeps the permissions: Postgres refuses a key that others can read.
@@ -206,22 +218,14 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn standby_of(primary: &Postgres) -> Postgres {
         let major = primary.server().major();
-        let server = Postgres::unmade(programs(major), String::new());
+        let server = Postgres::unmade(programs(major));
         let data = server.data_dir();
         let sql = primary.sql();
         sql.run(&format!(
             "select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"
         ));
         sql.run("select pg_backup_start('standby', true)");
-        let copied = Command::new("cp")
-            .arg("-a")
-            .args([&primary.data, &data])
-            .status()
-            .expect("cp");
-        assert!(
-            copied.success(),
-            "the data of the primary could not be copied"
-        );
+        copy(&primary.data, &data);
         let label = sql.text("select labelfile from pg_backup_stop(false)");
         std::fs::remove_file(data.join("postmaster.pid")).expect("remove postmaster.pid");
         for slot in std::fs::read_dir(data.join("pg_replslot"))
@@ -275,7 +279,7 @@ impl Postgres {
 
     /// A server of these programs without data, in a directory of this run.
     #[track_caller]
-    fn unmade(programs: PathBuf, configuration: String) -> PrivatePostgres {
+    fn unmade(programs: PathBuf) -> PrivatePostgres {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let dir = run_directory().join(format!(
             "postgres-server-{}",
@@ -285,7 +289,7 @@ impl Postgres {
         let settings = Settings {
             bin: Some(programs),
             dir: Some(dir),
-            configuration,
+            configuration: String::new(),
         };
         PrivatePostgres::new(settings).expect("a private Postgres")
     }
@@ -430,6 +434,38 @@ impl Postgres {
         self.server().stop_fast(deadline).expect("Postgres stops");
         started.elapsed()
     }
+}
+
+/// The number of the next server of this test's own. 0 is that of the shared ones.
+fn next_own() -> usize {
+    OWN.set(OWN.get() + 1);
+    OWN.get()
+}
+
+/// A data directory of this major, fresh from `initdb`, which computes for a second. Servers are
+/// copies of it, with its system identifier. Those of one test have different numbers, and so
+/// different identifiers.
+#[track_caller]
+fn initialised(major: u32, number: usize) -> PathBuf {
+    static MADE: Mutex<BTreeMap<(u32, usize), PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let make = || {
+        let server = Postgres::unmade(programs(major));
+        server.initdb().expect("initdb");
+        server.data_dir()
+    };
+    made.entry((major, number)).or_insert_with(make).clone()
+}
+
+/// Copies a data directory, with the owner of its files.
+#[track_caller]
+fn copy(data: &Path, to: &Path) {
+    let copied = Command::new("cp")
+        .arg("-a")
+        .args([data, to])
+        .status()
+        .expect("cp");
+    assert!(copied.success(), "could not copy {}", data.display());
 }
 
 fn configuration(settings: &[(&str, &str)]) -> String {
