@@ -31,7 +31,7 @@
 //! | P9 connections | [`sessions`], [`error`]: which error is retried; [`readiness`] | `readiness::tests`, simulation `nothing_is_lost_or_reordered` | 36, 52, 67, 69, 106, 107, 125 |
 //! | P10 stopping | `src/relay/` (`stop.rs`, `drain.rs`, `shared_loop.rs`) | `live::stopping` | 31, 51 |
 //! | P11 hostile input | each parser here; [`printable`], [`secret`] | `fuzzed_…`; `conninfo::tests` of the program | 32 |
-//! | P12 the table | what is read [`recovery`], [`catch_up`], [`published_versions`]; what is stored before what [`table_read`]; [`ledger::trail`]; the lease `src/source/lease.rs`, queries `src/poll/` | simulation `what_no_slot_sends` | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120 |
+//! | P12 the table | what is read [`recovery`], [`catch_up`], [`published_versions`]; what is stored before what [`table_read`]; [`ledger::trail`]; the lease `src/source/lease.rs`, queries `src/poll/` | simulation `what_no_slot_sends` | 39 to 41, 43, 53, 54, 63, 64, 66, 76, 80, 84, 94, 95, 115, 117, 120, 127 |
 //! | P13 upkeep | [`publisher::write_back`], [`parked`], [`table_read`]; refused writes [`sessions`]; commits that wait for the relay [`publisher`] (`held_commits.rs`); SQL `src/upkeep/` | simulation `parked_events_keep`, `rows_that_are_set_to_pending` | 42, 68, 88, 98 to 100, 114, 118 |
 //! | P14 once | [`publisher::transaction`], [`left`], [`table_read`]; the fence `src/relay/session.rs` | simulation `committed_together` | 45, 47, 86, 89, 92, 102, 119 |
 //!
