@@ -152,10 +152,10 @@ pub(super) fn write_refused(
 
 /// A write-back succeeded after so many refusals, where those were told.
 pub(super) fn write_taken(refusals: Option<u32>, config: &Config, telemetry: &Telemetry) {
-    telemetry.health.withdraw("postgres_unwritable");
     if let Some(tries) = refusals {
         tracing::info!(event = "write_back_resumed", slot = %config.source.slot, tries,
             "rows of published events are written again");
+        telemetry.health.withdraw("postgres_unwritable");
     }
 }
 

@@ -539,8 +539,12 @@ impl Relay {
                     .into_iter()
                     .for_each(warn_once(&mut self.warned, slot));
             }
-            AtWork::Streams | AtWork::Reads => tracing::info!(event = "standing_by", %slot,
-                %holder, "standing by: another relay is at work"),
+            AtWork::Streams | AtWork::Reads => {
+                // The other relay writes what this one could not.
+                self.telemetry.health.withdraw("postgres_unwritable");
+                tracing::info!(event = "standing_by", %slot, %holder,
+                    "standing by: another relay is at work");
+            }
         }
         let gives_way = self.known.left.lock().turn.sees(at_work);
         if gives_way && self.producer.has_in_flight().await {

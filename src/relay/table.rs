@@ -529,9 +529,8 @@ impl Work<'_> {
             return Ok(false);
         }
         let oldest = self.control.wal_position().await?.oldest_transaction;
-        let can_have_slot = can_have_slot(self.reader.client(), self.config).await?;
-        let oldest = oldest.map(|oldest| oldest.pid);
-        Ok(looks.hand_over.looked(oldest, can_have_slot, now))
+        let is_free = looks.hand_over.looked(oldest.map(|oldest| oldest.pid), now);
+        Ok(is_free && can_have_slot(self.reader.client(), self.config).await?)
     }
 
     /// Looks at the catalogs and at the transactions of others, from time to time.

@@ -114,8 +114,6 @@ impl Telemetry {
         if let Some(holder) = holder {
             self.metrics.stands_by();
             self.health.tell(NotReady::StandingBy(holder));
-            // The other relay writes what this one could not.
-            self.health.withdraw("postgres_unwritable");
         } else {
             self.health.withdraw("standing_by");
         }

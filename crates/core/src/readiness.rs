@@ -22,6 +22,8 @@ use crate::sink::Sink;
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is
 /// gone from the table.
 const GONE: Duration = Duration::from_secs(10);
+/// A longer time without a report is no part of a stall.
+const REPORTED_WITHIN: Duration = Duration::from_secs(1);
 /// Their codes.
 const REFUSALS: [&str; 2] = ["dead_letters_refused", "topic_refused"];
 
@@ -240,11 +242,7 @@ impl Readiness {
     pub fn connection(&mut self, side: Side, up: bool) {
         let [postgres, bus] = &mut self.connected;
         match side {
-            Side::Postgres => {
-                *postgres = up;
-                // Acks are taken in again with the next session.
-                self.waiting.take_if(|_| !up);
-            }
+            Side::Postgres => *postgres = up,
             Side::Bus => *bus = up,
         }
         // Without a session, no work says nothing.
@@ -278,10 +276,16 @@ impl Readiness {
             |reason: &NotReady| matches!(reason, NotReady::Stalled(_) | NotReady::WalNotSent(_));
         let last = self.heard_at.and_then(|at| self.not_ready(at));
         let waited = last.as_ref().is_some_and(waits);
+        // Nothing is taken in between two sessions.
+        let gap = self.heard_at.map(|at| now.saturating_duration_since(at));
+        let silence = gap.unwrap_or_default().saturating_sub(REPORTED_WITHIN);
         self.heard_at = Some(now);
         // From one kind of work to the other, something was sent, or delivered.
         let is_same = |(before, _): &(ToDo, _)| discriminant(before) == discriminant(&to_do);
-        let since = self.waiting.filter(is_same).map(|(_, since)| since);
+        let since = self
+            .waiting
+            .filter(is_same)
+            .map(|(_, since)| since + silence);
         self.waiting = match to_do {
             ToDo::Nothing => None,
             ToDo::Events { progressed: false } | ToDo::Wal { progressed: false } => {
@@ -524,7 +528,7 @@ mod tests {
         (0..=40).for_each(|second| _ = relay.report(at(second), wal));
         assert_eq!(relay.report(at(41), events(false)), None, "some was sent");
         assert_eq!(relay.not_ready(at(41)), None);
-        relay.report(at(72), events(false));
+        (42..=72).for_each(|second| _ = relay.report(at(second), events(false)));
         let stalled = NotReady::Stalled(seconds(31));
         assert_eq!(relay.not_ready(at(72)), Some(stalled));
         relay.report(at(73), wal);
@@ -535,6 +539,12 @@ mod tests {
         relay.connection(Side::Postgres, true);
         let news = relay.report(at(200), events(false));
         assert_eq!(news, None, "acks of that time are taken in from now on");
+        // Connections that are lost again and again end no stall.
+        let ended = (201..=240).filter_map(|second| {
+            relay.connection(Side::Postgres, second % 7 != 0);
+            relay.report(at(second), events(false))
+        });
+        assert_eq!(ended.count(), 1);
     }
 
     #[test]

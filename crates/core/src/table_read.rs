@@ -103,15 +103,14 @@ impl HandOver {
         self.next_look.is_some_and(|at| at <= now)
     }
 
-    /// Whether to hand over, after a look: the oldest open transaction, and whether the server has
-    /// what a slot needs.
-    pub fn looked(&mut self, oldest: OldestPid, can_have_slot: bool, now: Duration) -> bool {
+    /// Whether nothing holds up a slot, after a look at the oldest open transaction. The poller
+    /// hands over then, if the server has what a slot needs.
+    pub fn looked(&mut self, oldest: OldestPid, now: Duration) -> bool {
         self.next_look = Some(now + SLOT_INTERVAL);
         // The creation of a slot waits for open transactions, and nothing is published meanwhile.
         // One look is not enough.
         let before = self.held_by.replace(oldest);
-        let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
-        !waits && can_have_slot
+        !(oldest.is_some() && before.is_none_or(|before| before == oldest))
     }
 
     /// Whether a slot whose creation has `waited` is given up: the table is polled instead, if it
@@ -527,6 +526,9 @@ impl<S: Sink> TableRead<S> {
         else {
             return;
         };
+        // Rows that the slot delivered are left out of the first read only; later they are
+        // requested again, or others with these ids.
+        self.delivered.clear();
         let step = replace(&mut self.step, TableStep::End);
         let before = self.stored.published.take();
         let mut savepoints = None;
@@ -554,15 +556,11 @@ impl<S: Sink> TableRead<S> {
                 self.step = TableStep::MakeSlot;
             }
             (TableStep::Poll(poll), _) => self.polled(&poll, now),
-            (TableStep::CatchUp(_), _) => self.delivered.clear(),
             _ => {}
         }
     }
 
     fn polled(&mut self, poll: &Poll, now: Duration) {
-        // Rows that the slot delivered are left out of the first scan only; later they are
-        // requested again.
-        self.delivered.clear();
         if poll.scan == PollScan::Xmin && poll.resumed.is_none() {
             let took = now.saturating_sub(poll.began);
             self.next_xmin_scan = poll.began + took.saturating_mul(XMIN_SHARE).max(XMIN_INTERVAL);
@@ -604,8 +602,10 @@ impl<S: Sink> TableRead<S> {
 
     /// Leaves what this session could not write to the next one.
     pub fn leave(&mut self, left: &mut Left, has_failed: bool) {
-        if !has_failed && self.delivered.is_empty() {
-            left.inside.clear();
+        // What was read is known by its progress; in a transaction, once that is committed.
+        let transaction = &self.publisher.transaction;
+        if !transaction.is_used() || self.kept.as_ref() == Some(&self.stored) {
+            left.inside = take(&mut self.delivered).into_iter().collect();
         }
         if self.publisher.transaction.is_used() {
             // Nothing counts but what is committed.
@@ -871,7 +871,12 @@ mod tests {
     #[test]
     fn delivered_rows_are_known_until_the_table_is_read() {
         let row = RowId::new(0, std::iter::once(b"a".as_slice()));
-        for (is_read, expected) in [(false, 1), (true, 0)] {
+        for (is_read, has_failed, expected) in [
+            (false, false, 1),
+            (false, true, 1),
+            (true, false, 0),
+            (true, true, 0),
+        ] {
             let plan = RecoveryPlan {
                 rows: Rows::Unpublished,
                 published: None,
@@ -892,8 +897,8 @@ mod tests {
                 read.is_read(Lsn::new(8), None, Duration::ZERO);
             }
             // The creation of the slot waits, and the table is polled next.
-            read.leave(&mut left, false);
-            assert_eq!(left.inside.len(), expected);
+            read.leave(&mut left, has_failed);
+            assert_eq!(left.inside.len(), expected, "{is_read} {has_failed}");
         }
     }
 
@@ -902,24 +907,22 @@ mod tests {
         let mut looked_at = Duration::ZERO;
         let mut hand_over = HandOver::new(true, looked_at);
         let pid = |pid| Some(Some(pid));
-        for (oldest, can_have_slot, expected) in [
+        for (oldest, expected) in [
             // Nobody knows how long it has been open.
-            (pid(1), true, false),
-            (pid(1), true, false),
+            (pid(1), false),
+            (pid(1), false),
             // They are short.
-            (pid(2), true, true),
-            (None, true, true),
-            (None, false, false),
-            (pid(3), true, true),
+            (pid(2), true),
+            (None, true),
+            (pid(3), true),
             // A prepared one.
-            (Some(None), true, true),
-            (Some(None), true, false),
+            (Some(None), true),
+            (Some(None), false),
         ] {
             let now = looked_at + SLOT_INTERVAL;
             assert!(!hand_over.is_due(now - Duration::from_millis(1)));
             assert!(hand_over.is_due(now));
-            let hands_over = hand_over.looked(oldest, can_have_slot, now);
-            assert_eq!(hands_over, expected, "{oldest:?} {can_have_slot}");
+            assert_eq!(hand_over.looked(oldest, now), expected, "{oldest:?}");
             looked_at = now;
         }
         let polls = HandOver::new(false, Duration::ZERO);

@@ -65,7 +65,8 @@ impl Setup {
                     ""
                 };
                 let again = if error.kind().disposition() == Disposition::RetryThenGiveUp {
-                    "then the relay tries the event again; at once, or after the last attempt: "
+                    "then the relay tries the event again; to have that at once, or after its last \
+                     attempt: "
                         .to_owned()
                 } else {
                     format!(
@@ -224,8 +225,8 @@ mod tests {
         let refused = Error::new(Kind::TopicRefused, "no such topic").remedy("create it");
         assert_eq!(
             fix(OnError::Park, &refused, |_| {}),
-            "create it; then the relay tries the event again; at once, or after the last attempt: \
-             walrelay parked retry --slot orders --id 7"
+            "create it; then the relay tries the event again; to have that at once, or after its \
+             last attempt: walrelay parked retry --slot orders --id 7"
         );
     }
 

@@ -67,6 +67,7 @@ struct Truth {
     /// Whether events wait, or the rest of the log; and since when none moves.
     has_events: bool,
     waits_since: Option<Duration>,
+    reported_at: Option<Duration>,
     acked_at: Duration,
     /// When the last session ended.
     closed_at: Duration,
@@ -260,7 +261,11 @@ impl Health {
             (false, true) | (true, false) => true,
         };
         let waits = truth.has_events || unsent.is_some();
-        let since = truth.waits_since.filter(|_| !moves);
+        // Without a session, nothing is taken in.
+        let gap = now - truth.reported_at.replace(now).unwrap_or(now);
+        let silence = gap.saturating_sub(Duration::from_secs(1));
+        let since = truth.waits_since.map(|since| since + silence);
+        let since = since.filter(|_| !moves);
         truth.waits_since = waits.then(|| since.unwrap_or(now));
         let idle = (!truth.has_events).then(|| truth.idle_since.unwrap_or(now));
         truth.idle_since = idle;
@@ -301,8 +306,6 @@ impl Health {
         truth.bus &= !is_of_bus;
         truth.is_unwritable |= error.kind() == Kind::PostgresUnwritable;
         truth.idle_since = None;
-        // Until Postgres is back, no ack is taken in.
-        truth.waits_since.take_if(|_| !is_of_bus);
     }
 
     /// How the relay tries again.

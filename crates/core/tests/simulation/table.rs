@@ -160,7 +160,7 @@ impl World {
         } = self.relay.reading.as_mut().unwrap();
         if read.kept.is_some() && hand_over.is_due(self.now) {
             let oldest = self.server.oldest_running();
-            if hand_over.looked(oldest, !self.server.forbids(self.now), self.now) {
+            if hand_over.looked(oldest, self.now) && !self.server.forbids(self.now) {
                 self.reached.count(Path::HandedOver, 1);
                 read.hand_over();
                 return Ok(());

@@ -115,8 +115,9 @@ impl World {
         if outcome > 1 {
             write_backs.finish();
             if batch.marks_rows() || write_backs.is_empty() {
-                upkeep.refused_writes.succeeded();
-                self.relay.process.health.writes();
+                if upkeep.refused_writes.succeeded().is_some() {
+                    self.relay.process.health.writes();
+                }
             }
         } else {
             // It was refused, or nobody knows.
