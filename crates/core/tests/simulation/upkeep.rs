@@ -114,10 +114,10 @@ impl World {
         }
         if outcome > 1 {
             write_backs.finish();
-            if batch.marks_rows() || write_backs.is_empty() {
-                if upkeep.refused_writes.succeeded().is_some() {
-                    self.relay.process.health.writes();
-                }
+            if (batch.marks_rows() || write_backs.is_empty())
+                && upkeep.refused_writes.succeeded().is_some()
+            {
+                self.relay.process.health.writes();
             }
         } else {
             // It was refused, or nobody knows.
