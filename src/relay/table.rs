@@ -329,9 +329,9 @@ impl Work<'_> {
 
     /// Drops the slot where there is one, and creates it.
     ///
-    /// It takes as long as open transactions, or ten seconds where the table `can_be_polled`. An incomplete
-    /// slot goes with its session. Errors: those of the session; [`Kind::SlotActive`] where
-    /// somebody streams from the slot that is there.
+    /// It takes as long as open transactions, or ten seconds where the table `can_be_polled`. An
+    /// incomplete slot goes with its session. Errors: those of the session; [`Kind::SlotActive`]
+    /// where somebody streams from the slot that is there.
     async fn create_slot(&mut self, can_be_polled: bool) -> Result<SlotCreation> {
         let telemetry = self.telemetry;
         let observer = self.reader.client();

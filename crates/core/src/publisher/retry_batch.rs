@@ -301,7 +301,7 @@ impl RetryBatch {
 
     /// Whether nothing is sent or awaited any more.
     pub fn is_over(&self) -> bool {
-        let acked = self.acked.iter().take_while(|acked| **acked).count();
+        let acked = acked_first(&self.acked);
         match &self.stopped {
             Some(stopped) if !stopped.awaits_acks => true,
             Some(_) => acked == self.enqueued,
@@ -313,9 +313,13 @@ impl RetryBatch {
 impl RetryResult {
     /// How many events come before the first that the bus has not.
     pub fn done(&self) -> usize {
-        let acked = &self.acked;
-        acked.iter().position(|acked| !acked).unwrap_or(acked.len())
+        acked_first(&self.acked)
     }
+}
+
+/// How many come before the first that is not acked.
+fn acked_first(acked: &[bool]) -> usize {
+    acked.iter().take_while(|acked| **acked).count()
 }
 
 /// What to do about an event that cannot be made again of what was kept of it.

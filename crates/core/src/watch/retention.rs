@@ -28,8 +28,8 @@ impl RetentionLimit {
         }
     }
 
-    /// Judges `retained_bytes` of WAL. Gives the reason why the relay is not ready until it is less,
-    /// also where the slot cannot be dropped yet; and a warning, once for each step.
+    /// Judges `retained_bytes` of WAL. Gives the reason why the relay is not ready until it is
+    /// less, also where the slot cannot be dropped yet; and a warning, once for each step.
     pub fn judge(&mut self, retained_bytes: u64) -> (Option<NotReady>, Option<String>) {
         let Some(max_bytes) = self.max_bytes else {
             return (None, None);

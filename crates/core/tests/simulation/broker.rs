@@ -246,11 +246,15 @@ impl Broker {
     /// Why the bus refuses the record of a retry, if it does.
     pub(super) fn refusal_of_retry(&self, record: &OwnedRecord) -> Option<Error> {
         if self.topic_refuses && record.topic == self.topic {
-            let error = Error::new(Kind::TopicRefused, "the topic of the model refuses all");
-            return Some(error.of_topic(&self.topic));
+            return Some(self.topic_refused());
         }
         let is_unfit = self.unfit.contains(&record.with_record(logged));
         is_unfit.then(unfit)
+    }
+
+    fn topic_refused(&self) -> Error {
+        let error = Error::new(Kind::TopicRefused, "the topic of the model refuses all");
+        error.of_topic(&self.topic)
     }
 
     pub(super) fn has_lanes(&self) -> bool {
@@ -541,8 +545,7 @@ impl Broker {
     fn refuse_topic(&mut self, partition: usize) -> Vec<Delivery> {
         self.topic_refusals += 1;
         self.own.is_finished = true;
-        let error = Error::new(Kind::TopicRefused, "the topic of the model refuses all");
-        let error = error.of_topic(&self.topic);
+        let error = self.topic_refused();
         let queued = std::mem::take(&mut self.own.queues[partition]);
         let events = queued.iter().filter(|it| !it.is_letter);
         let failed = events.map(|it| Delivery::Failed(it.ticket, error.clone()));
